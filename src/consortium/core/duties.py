@@ -1,0 +1,98 @@
+"""Duties: what must be going on now, derived from state and never queued.
+
+A duty may be done twice: whoever performs it reports with an input that names what was
+done, and old news makes no facts. The first group is the coordinator's own work; `Train`
+and `Evaluate` are what one site is asked for when it comes to ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consortium.core.ids import Digest, Seat
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a `Tick` once the clock has reached `at_ms`."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw the round's public seed from the system's source; report `Drawn`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Run the six checks on one update; report `Checked`."""
+
+    round: int
+    seat: Seat
+    update: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Sum what the members sent and step the model; report `Summed` or `NotSummed`.
+
+    `updates` and `partials` are in the fixed order of summation: see `Round.rank`.
+    """
+
+    round: int
+    count: int
+    base: Digest
+    server_state: Digest | None
+    updates: tuple[tuple[int, Digest], ...]  # (rank, update)
+    partials: tuple[tuple[int, float, Digest], ...]  # (lowest rank, weight, partial sum)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Weigh candidate against base; report `Verdict`. Means over all samples."""
+
+    round: int
+    model: Digest
+    evaluations: int
+    candidate: tuple[float, ...]
+    base: tuple[float, ...]
+    recent: tuple[float, ...]  # scores of the last published versions, newest last
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Make sure that the model can be fetched; report `Released`."""
+
+    round: int
+    model: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """A site's invitation."""
+
+    round: int
+    seat: Seat
+    base: Digest
+    plan: Digest
+    task: Digest
+    deadline_ms: int
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """A member is asked for the metrics of candidate and base on its own test data."""
+
+    round: int
+    seat: Seat
+    model: Digest
+    base: Digest
+    deadline_ms: int
+
+
+Duty = WakeAt | Draw | Check | Aggregate | Judge | Release
+SiteDuty = Train | Evaluate

@@ -1,0 +1,338 @@
+"""Bookkeeping: what each fact does to the state. The only code that replay runs.
+
+House rules: no rule lives here, so that next year's rules never reinterpret last year's
+log. One small function a fact; the machines' moves come from `tables`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Any
+
+from consortium.core import facts as f
+from consortium.core.ids import Seat
+from consortium.core.roster import Member
+from consortium.core.state import Federation, Round, Sums, Version
+from consortium.core.tables import FEDERATION, ROUND, Step
+from consortium.core.terms import Terms
+
+
+def evolve(state: Federation, fact: f.Fact) -> None:
+    """Record `fact`. `fact` must be legal in `state`: `decide` made it, or a verifier asked
+    `is_legal` first."""
+    kind = type(fact)
+    open_round = state.round
+    if open_round is not None:
+        open_round.step = ROUND.get((open_round.step, kind), open_round.step)
+    _RECORD[kind](state, fact)
+    state.standing = FEDERATION.get((state.standing, kind), state.standing)
+
+
+def is_legal(state: Federation, fact: f.Fact) -> bool:
+    """Whether the tables allow `fact` here: what a verifier asks before it folds a log."""
+    kind = type(fact)
+    if kind in _ROUND_FACTS:
+        open_round = state.round
+        return (
+            open_round is not None
+            and getattr(fact, "round", 0) == open_round.number
+            and (open_round.step, kind) in ROUND
+        )
+    return (state.standing, kind) in FEDERATION or kind in _ANY_TIME
+
+
+def replay(facts: list[f.Fact]) -> Federation:
+    """The state that a log folds into."""
+    state = Federation()
+    for fact in facts:
+        evolve(state, fact)
+    return state
+
+
+# ---- the federation -----------------------------------------------------------------
+
+
+def _founded(state: Federation, fact: f.FederationFounded) -> None:
+    state.id = fact.federation
+
+
+def _plan_adopted(state: Federation, fact: f.PlanAdopted) -> None:
+    state.plan, state.task, state.layout = fact.plan, fact.task, fact.layout
+    state.terms = fact.terms
+    state.finished = None
+    state.next_due_ms = 0
+    # Scores of another plan may be of another metric: the gate starts afresh.
+    state.scores, state.best_score, state.stale_rounds = [], None, 0
+
+
+def _model_installed(state: Federation, fact: f.ModelInstalled) -> None:
+    state.versions[fact.version] = Version(fact.model, None, 0)
+    state.current = fact.version
+
+
+def _site_admitted(state: Federation, fact: f.SiteAdmitted) -> None:
+    roster = state.roster
+    roster.members[fact.seat] = Member(fact.site, fact.key, fact.at_ms)
+    roster.seat_of[fact.site] = fact.seat
+    roster.next_seat = fact.seat + 1
+
+
+def _cohort_admitted(state: Federation, fact: f.CohortAdmitted) -> None:
+    roster = state.roster
+    roster.next_seat = fact.first + fact.count
+    roster.cohorts.append((fact.first, roster.next_seat))
+    roster.cohort_size += fact.count
+
+
+def _site_reported(state: Federation, fact: f.SiteReported) -> None:
+    old = state.roster.members[fact.seat]
+    state.roster.members[fact.seat] = Member(old.site, old.key, fact.at_ms, fact.report)
+
+
+def _site_departed(state: Federation, fact: f.SiteDeparted) -> None:
+    member = state.roster.members.pop(fact.seat)
+    del state.roster.seat_of[member.site]
+    if state.round is not None:
+        if state.round.step is Step.TRAINING:
+            _fall(state.round, fact.seat, f.Failure.REVOKED)
+        state.round.unheard.pop(fact.seat, None)
+        state.round.evaluations.pop(fact.seat, None)
+
+
+def _rolled_back(state: Federation, fact: f.RolledBack) -> None:
+    state.current = fact.version
+
+
+def _held(state: Federation, fact: f.FederationHeld) -> None:
+    state.is_held = True
+
+
+def _resumed(state: Federation, fact: f.FederationResumed) -> None:
+    state.is_held = False
+
+
+def _finished(state: Federation, fact: f.FederationFinished) -> None:
+    state.finished = fact.reason
+
+
+# ---- a round: from its opening to its closing ---------------------------------------
+
+
+def _opened(state: Federation, fact: f.RoundOpened) -> None:
+    state.round = Round(
+        number=fact.round,
+        version=fact.version,
+        base=fact.base,
+        server_state=fact.server_state,
+        quorum=fact.quorum,
+        target=fact.target,
+        opened_ms=fact.at_ms,
+        deadline_ms=fact.deadline_ms,
+    )
+    state.last_number = fact.round
+    state.next_due_ms = fact.at_ms + _terms(state).every_ms
+
+
+def _selection_started(state: Federation, fact: f.SelectionStarted) -> None:
+    _open(state).seed = fact.seed
+
+
+def _invited(state: Federation, fact: f.SitesInvited) -> None:
+    open_round = _open(state)
+    open_round.target, open_round.deadline_ms = fact.target, fact.deadline_ms
+    open_round.invited = {seat: rank for rank, seat in enumerate(fact.seats)}
+    open_round.waiting = dict.fromkeys(fact.seats)
+    open_round.first_backup = len(fact.seats)
+
+
+def _backups_invited(state: Federation, fact: f.BackupsInvited) -> None:
+    open_round = _open(state)
+    for rank, seat in enumerate(fact.seats, start=len(open_round.invited)):
+        open_round.invited[seat] = rank
+        open_round.waiting[seat] = None
+    open_round.backup_calls += 1
+
+
+def _extended(state: Federation, fact: f.DeadlineExtended) -> None:
+    open_round = _open(state)
+    open_round.deadline_ms = fact.deadline_ms
+    open_round.extensions += 1
+
+
+def _received(state: Federation, fact: f.UpdateReceived) -> None:
+    open_round = _open(state)
+    del open_round.waiting[fact.seat]
+    open_round.submitted[fact.seat] = fact.update
+    open_round.unchecked[fact.seat] = None
+
+
+def _accepted(state: Federation, fact: f.UpdateAccepted) -> None:
+    open_round = _open(state)
+    del open_round.unchecked[fact.seat]
+    open_round.accepted[fact.seat] = fact.norm
+    if fact.norm is not None:
+        insort(open_round.norms, fact.norm)
+
+
+def _cohort_trained(state: Federation, fact: f.CohortTrained) -> None:
+    open_round = _open(state)
+    for seat in fact.seats:
+        del open_round.waiting[seat]
+    open_round.accepted.update(dict.fromkeys(fact.seats))
+    open_round.partials.append((fact.seats, fact.weight, fact.partial))
+
+
+def _rejected(state: Federation, fact: f.UpdateRejected | f.UpdateExcluded) -> None:
+    _fall(_open(state), fact.seat, fact.fault)
+
+
+def _dropped(state: Federation, fact: f.SiteDropped) -> None:
+    open_round = _open(state)
+    if open_round.step is Step.TRAINING:
+        _fall(open_round, fact.seat, fact.failure)
+    else:  # it cannot evaluate; its update is counted all the same
+        del open_round.unheard[fact.seat]
+
+
+def _closed(state: Federation, fact: f.RoundClosed) -> None:
+    open_round = _open(state)
+    open_round.members = dict.fromkeys(fact.members)
+    counts = state.roster.taken_part
+    for seat in fact.members:
+        counts[seat] = counts.get(seat, 0) + 1
+
+
+# ---- a round: from the sum to its end -----------------------------------------------
+
+
+def _member_removed(state: Federation, fact: f.MemberRemoved) -> None:
+    open_round = _open(state)
+    del open_round.members[fact.seat]
+    _fall(open_round, fact.seat, f.Failure.REVOKED)
+
+
+def _aggregated(state: Federation, fact: f.Aggregated) -> None:
+    open_round = _open(state)
+    open_round.model, open_round.model_state = fact.model, fact.server_state
+    open_round.evaluate_by_ms = fact.evaluate_by_ms
+    if fact.evaluate_by_ms:
+        open_round.unheard = {seat: None for seat in open_round.members if seat in state.roster}
+
+
+def _evaluated(state: Federation, fact: f.Evaluated) -> None:
+    open_round = _open(state)
+    del open_round.unheard[fact.seat]
+    open_round.evaluations[fact.seat] = fact
+
+
+def _cohort_evaluated(state: Federation, fact: f.CohortEvaluated) -> None:
+    open_round = _open(state)
+    for seat in fact.seats:
+        del open_round.unheard[seat]
+    open_round.cohort_evaluations.append(Sums(fact.seats, fact.samples, fact.candidate, fact.base))
+
+
+def _evaluation_closed(state: Federation, fact: f.EvaluationClosed) -> None:
+    _open(state).unheard.clear()
+
+
+def _judged(state: Federation, fact: f.Judged) -> None:
+    _open(state).judged = fact
+    state.stale_rounds = 0 if fact.is_improvement else state.stale_rounds + 1
+
+
+def _published(state: Federation, fact: f.ModelPublished) -> None:
+    open_round, terms = _open(state), _terms(state)
+    state.versions[fact.version] = Version(fact.model, fact.server_state, fact.round)
+    state.current = fact.version
+    judged = open_round.judged
+    if judged is not None and judged.candidate:
+        score = judged.candidate[terms.metric_index(terms.judged_by)]
+        state.scores = [*state.scores, score][-terms.gate_window :]
+        if judged.is_improvement:
+            state.best_score = score
+
+
+def _completed(state: Federation, fact: f.RoundCompleted) -> None:
+    state.round, state.ended = None, _open(state)
+
+
+def _failed(state: Federation, fact: f.RoundFailed) -> None:
+    open_round = _open(state)
+    open_round.reason = fact.reason
+    state.next_due_ms = max(state.next_due_ms, fact.at_ms + _terms(state).retry_ms)
+    state.round, state.ended = None, open_round
+
+
+def _fall(open_round: Round, seat: Seat, why: f.Fault | f.Failure) -> None:
+    """Move an invited seat to the fallen; a seat that was not invited is left alone."""
+    if seat in open_round.accepted:
+        norm = open_round.accepted.pop(seat)
+        if norm is not None:
+            del open_round.norms[bisect_left(open_round.norms, norm)]
+    elif seat in open_round.waiting:
+        del open_round.waiting[seat]
+    elif seat in open_round.unchecked:
+        del open_round.unchecked[seat]
+    else:
+        return
+    open_round.fallen[seat] = why
+
+
+def _open(state: Federation) -> Round:
+    assert state.round is not None, "a fact about a round, and none is open"
+    return state.round
+
+
+def _terms(state: Federation) -> Terms:
+    assert state.terms is not None, "a round, and no plan was adopted"
+    return state.terms
+
+
+_RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
+    f.FederationFounded: _founded,
+    f.PlanAdopted: _plan_adopted,
+    f.ModelInstalled: _model_installed,
+    f.SiteAdmitted: _site_admitted,
+    f.CohortAdmitted: _cohort_admitted,
+    f.SiteReported: _site_reported,
+    f.SiteDeparted: _site_departed,
+    f.RolledBack: _rolled_back,
+    f.FederationHeld: _held,
+    f.FederationResumed: _resumed,
+    f.FederationFinished: _finished,
+    f.RoundOpened: _opened,
+    f.SelectionStarted: _selection_started,
+    f.SitesInvited: _invited,
+    f.BackupsInvited: _backups_invited,
+    f.DeadlineExtended: _extended,
+    f.UpdateReceived: _received,
+    f.UpdateAccepted: _accepted,
+    f.UpdateRejected: _rejected,
+    f.UpdateExcluded: _rejected,
+    f.SiteDropped: _dropped,
+    f.CohortTrained: _cohort_trained,
+    f.RoundClosed: _closed,
+    f.MemberRemoved: _member_removed,
+    f.Aggregated: _aggregated,
+    f.Evaluated: _evaluated,
+    f.CohortEvaluated: _cohort_evaluated,
+    f.EvaluationClosed: _evaluation_closed,
+    f.Judged: _judged,
+    f.ModelPublished: _published,
+    f.RoundCompleted: _completed,
+    f.RoundFailed: _failed,
+}
+
+_ROUND_FACTS = frozenset(kind for kind in _RECORD if kind.KIND > f.RoundOpened.KIND)
+_ANY_TIME = frozenset(
+    {
+        f.SiteAdmitted,
+        f.CohortAdmitted,
+        f.SiteReported,
+        f.SiteDeparted,
+        f.FederationHeld,
+        f.FederationResumed,
+    }
+)

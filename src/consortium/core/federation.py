@@ -1,0 +1,403 @@
+"""The federation: the three functions that everything else calls.
+
+    decide(state, input) -> facts    the rules; changes nothing; may refuse
+    evolve(state, fact)  -> None     bookkeeping; the only code that replay runs
+    owed(state)          -> duties   what the coordinator must be doing now
+    owed_by(state, seat) -> duty     what one site is asked for now
+
+Who calls them must make the facts durable before anything that follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from consortium.core import duties as d
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core import round as rounds
+from consortium.core import verdict
+from consortium.core.ending import Facts, fail
+from consortium.core.evolve import evolve, is_legal, replay
+from consortium.core.ids import Seat
+from consortium.core.roster import SEEN_GRAIN_MS
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Standing, Step
+from consortium.core.terms import Terms
+from consortium.errors import (
+    FederationOverError,
+    InsufficientParticipantsError,
+    InvalidInputError,
+    NoModelError,
+    OnHoldError,
+    Refusal,
+    RoundOpenError,
+    UnauthorizedClientError,
+    UnknownVersionError,
+    WrongPhaseError,
+)
+
+__all__ = ["decide", "evolve", "is_legal", "owed", "owed_by", "replay"]
+
+
+def decide(state: Federation, item: i.Input) -> Facts:
+    """The facts that `item` brings about, or a `Refusal`. `state` is left as it was."""
+    rule = _FEDERATION_RULES.get(type(item))
+    if rule is not None:
+        return rule(state, item)
+    if state.terms is None:
+        raise NoModelError("no plan has been adopted")
+    return _ROUND_RULES[type(item)](state, state.terms, item)
+
+
+# ---- the lead's and the administrator's requests ------------------------------------
+
+
+def _found(state: Federation, item: i.Found) -> Facts:
+    if state.id == item.federation:
+        return ()
+    if state.id or not item.federation:
+        raise WrongPhaseError("this stream already belongs to a federation")
+    return (f.FederationFounded(item.federation, item.now_ms),)
+
+
+def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
+    _between_rounds(state)
+    if not state.id:
+        raise WrongPhaseError("found the federation first")
+    if (state.plan, state.task, state.layout, state.terms) == (
+        item.plan,
+        item.task,
+        item.layout,
+        item.terms,
+    ):
+        return ()
+    if state.versions and item.layout != state.layout:
+        raise WrongPhaseError("the plan's task has another layout than the model")
+    return (f.PlanAdopted(item.plan, item.task, item.layout, item.terms, item.now_ms),)
+
+
+def _install(state: Federation, item: i.InstallModel) -> Facts:
+    _between_rounds(state)
+    if state.standing not in (Standing.PLANNED, Standing.READY):
+        raise WrongPhaseError("a model is installed once a plan has been adopted")
+    present = state.versions.get(state.current)
+    if present is not None and present.model == item.model:
+        return ()
+    version = max(state.versions) + 1 if state.versions else 0
+    return (f.ModelInstalled(version, item.model, item.now_ms),)
+
+
+def _admit(state: Federation, item: i.Admit) -> Facts:
+    seat = state.roster.seat_of.get(item.site)
+    if seat is not None:
+        if state.roster.members[seat].key == item.key:
+            return ()
+        raise UnauthorizedClientError("another key is on record for this site")
+    if not item.site:
+        raise InvalidInputError("a site has an id")
+    admitted = f.SiteAdmitted(Seat(state.roster.next_seat), item.site, item.key, item.now_ms)
+    return (admitted, *_look_again(state, admitted))
+
+
+def _admit_cohort(state: Federation, item: i.AdmitCohort) -> Facts:
+    if item.count < 1:
+        raise InvalidInputError("a cohort has at least one site")
+    admitted = f.CohortAdmitted(Seat(state.roster.next_seat), item.count, item.now_ms)
+    return (admitted, *_look_again(state, admitted))
+
+
+def _look_again(
+    state: Federation, news: f.SiteAdmitted | f.CohortAdmitted | f.SiteReported
+) -> Facts:
+    """A round that waits for eligible sites may have them now."""
+    if state.round is None or state.round.step is not Step.SELECTING:
+        return ()
+    ahead = state.clone()
+    evolve(ahead, news)
+    assert ahead.terms is not None and ahead.round is not None
+    return rounds.select(ahead, ahead.terms, ahead.round, news.at_ms)
+
+
+def _dismiss(state: Federation, item: i.Dismiss) -> Facts:
+    """A site is revoked or leaves; an open round goes on without it (invariant I-A1)."""
+    if item.seat not in state.roster.members:
+        if 0 < item.seat < state.roster.next_seat and not state.roster.is_simulated(item.seat):
+            return ()
+        raise UnauthorizedClientError("this site is not on the roster")
+    departed = f.SiteDeparted(item.seat, item.departure, item.now_ms)
+    return (departed, *_after_departure(state, item.seat, item.now_ms))
+
+
+def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
+    open_round, terms = state.round, state.terms
+    if open_round is None or terms is None:
+        return ()
+    if open_round.step is Step.TRAINING:
+        return rounds.depart(state, terms, seat, now_ms)
+    if open_round.step is Step.SUMMING:
+        return verdict.remove_member(open_round, terms, seat, now_ms)
+    if open_round.step is Step.EVALUATING:
+        return verdict.depart_evaluator(open_round, seat, now_ms)
+    return ()
+
+
+def _roll_back(state: Federation, item: i.RollBack) -> Facts:
+    _between_rounds(state)
+    if item.version not in state.versions:
+        raise UnknownVersionError(f"there is no model version {item.version}")
+    return () if item.version == state.current else (f.RolledBack(item.version, item.now_ms),)
+
+
+def _hold(state: Federation, item: i.Hold) -> Facts:
+    return () if state.is_held else (f.FederationHeld(item.now_ms),)
+
+
+def _resume(state: Federation, item: i.Resume) -> Facts:
+    return (f.FederationResumed(item.now_ms),) if state.is_held else ()
+
+
+def _stop(state: Federation, item: i.Stop) -> Facts:
+    _between_rounds(state)
+    if state.finished is not None:
+        return ()
+    if state.standing is not Standing.READY:
+        raise WrongPhaseError("the federation has not begun")
+    return (f.FederationFinished(f.Finish.STOPPED, item.now_ms),)
+
+
+def _between_rounds(state: Federation) -> None:
+    if state.round is not None:
+        raise RoundOpenError(f"round {state.round.number} is open")
+
+
+# ---- time, reports and the opening of rounds ----------------------------------------
+
+
+def _report(state: Federation, item: i.Report) -> Facts:
+    """A site tells what it has. Written down when it is news, or an hour after the last."""
+    member = state.roster.members.get(item.seat)
+    if member is None:
+        raise UnauthorizedClientError("this site is not on the roster")
+    names = [name for name, _ in item.report]
+    if names != sorted(set(names)):
+        raise InvalidInputError("a report names each thing once, in sorted order")
+    is_news = item.report != member.report
+    if not is_news and item.now_ms - member.seen_ms < SEEN_GRAIN_MS:
+        return ()
+    reported = f.SiteReported(item.seat, item.report, item.now_ms)
+    return (reported, *_look_again(state, reported))
+
+
+def _tick(state: Federation, item: i.Tick) -> Facts:
+    """Time has passed: open what is due, close what is late."""
+    open_round, terms = state.round, state.terms
+    if terms is None:
+        return ()
+    if open_round is None:
+        is_due = item.now_ms >= state.next_due_ms
+        return _opening(state, item.now_ms) if is_due and _why_not_open(state) is None else ()
+    if open_round.step is Step.SELECTING:
+        return rounds.select(state, terms, open_round, item.now_ms)
+    if open_round.step is Step.TRAINING:
+        return rounds.tick(state, terms, open_round, item.now_ms)
+    if open_round.step is Step.EVALUATING:
+        return verdict.tick_evaluation(open_round, item.now_ms)
+    return ()
+
+
+def _open_round(state: Federation, item: i.OpenRound) -> Facts:
+    """The lead asks for a round now, whatever the cadence (requirement R2)."""
+    refusal = _why_not_open(state)
+    if refusal is not None:
+        raise refusal
+    return _opening(state, item.now_ms)
+
+
+def _why_not_open(state: Federation) -> Refusal | None:
+    if state.round is not None:
+        return RoundOpenError(f"round {state.round.number} is open")
+    if state.terms is None or not state.versions:
+        return NoModelError("a round needs a plan and a model to start from")
+    if state.finished is not None:
+        return FederationOverError(f"the federation has finished: {state.finished.name}")
+    if state.is_held:
+        return OnHoldError("the federation is on hold")
+    if len(state.roster) < state.terms.wait_for:
+        return InsufficientParticipantsError(
+            f"{len(state.roster)} sites have joined; a round needs {state.terms.wait_for}"
+        )
+    return None
+
+
+def _opening(state: Federation, now_ms: int) -> Facts:
+    terms = state.terms
+    assert terms is not None
+    base = state.versions[state.current]
+    opened = f.RoundOpened(
+        state.last_number + 1,
+        state.current,
+        base.model,
+        base.server_state,
+        terms.quorum,
+        terms.target,
+        now_ms + terms.duration_ms,
+        now_ms,
+    )
+    return (opened,)
+
+
+def _cancel(state: Federation, terms: Terms, item: i.CancelRound) -> Facts:
+    if state.round is None or state.round.number != item.round:
+        raise WrongPhaseError(f"round {item.round} is not open")
+    return fail(state.round, terms, f.RoundEnd.CANCELLED, item.now_ms)
+
+
+def _fail(state: Federation, terms: Terms, item: i.Fail) -> Facts:
+    open_round = rounds.invited_round(state, item.round, item.seat)
+    if open_round.step is Step.EVALUATING:
+        return verdict.drop_evaluator(state, terms, item)
+    return rounds.drop(state, terms, item)
+
+
+# ---- duties -------------------------------------------------------------------------
+
+
+def owed(state: Federation) -> tuple[d.Duty, ...]:
+    """What the coordinator must be doing now. Costs what is open, not what ever was."""
+    open_round = state.round
+    if open_round is None:
+        return () if _why_not_open(state) else (d.WakeAt(state.next_due_ms),)
+    assert state.terms is not None
+    return _OWED[open_round.step](state, state.terms, open_round)
+
+
+def _owe_draw(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.Draw(open_round.number),)
+
+
+def _owe_waiting(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.WakeAt(open_round.deadline_ms + 1),)
+
+
+def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    wake = d.WakeAt(open_round.deadline_ms + 1)
+    if not open_round.unchecked:
+        return (wake,)
+    checks = tuple(
+        d.Check(open_round.number, seat, open_round.submitted[seat])
+        for seat in open_round.unchecked
+    )
+    return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
+
+
+def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    ranks, submitted = open_round.invited, open_round.submitted
+    updates = sorted(
+        (ranks[seat], submitted[seat]) for seat in open_round.members if seat in submitted
+    )
+    partials = sorted(
+        (min(ranks[seat] for seat in seats), weight, partial)
+        for seats, weight, partial in open_round.partials
+    )
+    return (
+        d.Aggregate(
+            open_round.number,
+            len(open_round.members),
+            open_round.base,
+            open_round.server_state,
+            tuple(updates),
+            tuple(partials),
+        ),
+    )
+
+
+def _owe_evaluation(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.WakeAt(open_round.evaluate_by_ms + 1),)
+
+
+def _owe_verdict(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    assert open_round.model is not None
+    _, candidate, base = verdict.means(open_round)
+    return (
+        d.Judge(
+            open_round.number,
+            open_round.model,
+            open_round.evaluation_count,
+            candidate,
+            base,
+            tuple(state.scores),
+        ),
+    )
+
+
+def _owe_release(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    assert open_round.model is not None
+    return (d.Release(open_round.number, open_round.model),)
+
+
+def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
+    """What the site is asked for when it comes to ask: to train, to evaluate, or nothing."""
+    open_round = state.round
+    if open_round is None or seat not in state.roster:
+        return None
+    if seat in open_round.waiting and open_round.step is Step.TRAINING:
+        assert state.plan is not None and state.task is not None
+        return d.Train(
+            open_round.number,
+            seat,
+            open_round.base,
+            state.plan,
+            state.task,
+            open_round.deadline_ms,
+            open_round.invited[seat] >= open_round.first_backup,
+        )
+    if seat in open_round.unheard:
+        assert open_round.model is not None
+        return d.Evaluate(
+            open_round.number, seat, open_round.model, open_round.base, open_round.evaluate_by_ms
+        )
+    return None
+
+
+_FEDERATION_RULES: dict[type[Any], Callable[[Federation, Any], Facts]] = {
+    i.Found: _found,
+    i.AdoptPlan: _adopt,
+    i.InstallModel: _install,
+    i.Admit: _admit,
+    i.AdmitCohort: _admit_cohort,
+    i.Dismiss: _dismiss,
+    i.OpenRound: _open_round,
+    i.RollBack: _roll_back,
+    i.Hold: _hold,
+    i.Resume: _resume,
+    i.Stop: _stop,
+    i.Report: _report,
+    i.Tick: _tick,
+}
+
+_ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {
+    i.CancelRound: _cancel,
+    i.Drawn: rounds.draw,
+    i.Submit: rounds.submit,
+    i.Checked: rounds.check,
+    i.Fail: _fail,
+    i.TrainedCohort: rounds.train_cohort,
+    i.Summed: verdict.summed,
+    i.NotSummed: verdict.not_summed,
+    i.Score: verdict.score,
+    i.ScoredCohort: verdict.score_cohort,
+    i.Verdict: verdict.judge,
+    i.Released: verdict.release,
+}
+
+_OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
+    Step.INITIALIZED: _owe_draw,
+    Step.SELECTING: _owe_waiting,
+    Step.TRAINING: _owe_checks,
+    Step.SUMMING: _owe_sum,
+    Step.EVALUATING: _owe_evaluation,
+    Step.JUDGING: _owe_verdict,
+    Step.RELEASING: _owe_release,
+}

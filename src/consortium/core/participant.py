@@ -1,0 +1,351 @@
+"""The site's half of the protocol, as a machine like the coordinator's.
+
+`decide`, `evolve` and `owed` mean what they mean in `federation`: the site's log is folded
+into a `Participant`, and what the site must be doing is derived from it, so a site that
+is killed at any moment goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from consortium.core import duties as d
+from consortium.core import site_facts as s
+from consortium.core.facts import Failure
+from consortium.core.ids import Digest
+from consortium.core.tables import PARTICIPANT, Stage
+from consortium.errors import DeadlineExpiredError, NotApprovedError, WrongRoundError
+
+SiteFacts = tuple[s.SiteFact, ...]
+
+
+@dataclass(slots=True)
+class Participant:
+    """One site in one federation."""
+
+    approved: set[tuple[Digest, Digest]] = field(default_factory=set)  # (task, plan)
+    is_held: bool = False
+    stage: Stage = Stage.IDLE
+    round: int = 0  # the newest round that this site has dealt with
+    base: Digest | None = None
+    deadline_ms: int = 0
+    private_state: Digest | None = None
+    update: Digest | None = None
+    failure: Failure | None = None
+    model: Digest | None = None
+    score: s.ScoreSpooled | None = None
+
+
+# ---- inputs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Approve:
+    task: Digest
+    plan: Digest
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    task: Digest
+    plan: Digest
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSite:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSite:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The coordinator's signed request, verified."""
+
+    duty: d.SiteDuty
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    round: int
+    update: Digest
+    private_state: Digest | None
+    size_bytes: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    round: int
+    samples: int
+    candidate: tuple[float, ...]
+    base: tuple[float, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Training or evaluation failed here. The code leaves, the error text stays."""
+
+    round: int
+    failure: Failure
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The coordinator has acknowledged this site's last answer to `round`."""
+
+    round: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The coordinator refuses any answer to `round`: too late, cancelled or superseded."""
+
+    round: int
+    now_ms: int
+
+
+SiteInput = (
+    Approve
+    | Withdraw
+    | HoldSite
+    | ResumeSite
+    | Asked
+    | Trained
+    | Scored
+    | Broke
+    | Heard
+    | TurnedAway
+)
+
+
+# ---- duties -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainHere:
+    round: int
+    base: Digest
+    private_state: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpdate:
+    round: int
+    update: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateHere:
+    round: int
+    model: Digest
+    base: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class SendScore:
+    score: s.ScoreSpooled
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailure:
+    round: int
+    failure: Failure
+
+
+SiteWork = TrainHere | SendUpdate | EvaluateHere | SendScore | TellFailure
+
+
+# ---- rules --------------------------------------------------------------------------
+
+
+def decide(state: Participant, item: SiteInput) -> SiteFacts:
+    """The facts that `item` brings about, or a refusal. `state` is left as it was."""
+    return _RULES[type(item)](state, item)
+
+
+def _approve(state: Participant, item: Approve) -> SiteFacts:
+    if (item.task, item.plan) in state.approved:
+        return ()
+    return (s.TaskApproved(item.task, item.plan, item.now_ms),)
+
+
+def _withdraw(state: Participant, item: Withdraw) -> SiteFacts:
+    if (item.task, item.plan) not in state.approved:
+        return ()
+    return (s.ApprovalWithdrawn(item.task, item.plan, item.now_ms),)
+
+
+def _hold(state: Participant, item: HoldSite) -> SiteFacts:
+    return () if state.is_held else (s.SiteHeld(item.now_ms),)
+
+
+def _resume(state: Participant, item: ResumeSite) -> SiteFacts:
+    return (s.SiteResumed(item.now_ms),) if state.is_held else ()
+
+
+def _asked(state: Participant, item: Asked) -> SiteFacts:
+    if item.now_ms > item.duty.deadline_ms:
+        raise DeadlineExpiredError("the invitation's deadline is over")
+    if isinstance(item.duty, d.Train):
+        return _asked_to_train(state, item.duty, item.now_ms)
+    return _asked_to_evaluate(state, item.duty, item.now_ms)
+
+
+def _asked_to_train(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts:
+    if duty.round == state.round and state.stage is Stage.TRAINING:
+        if duty.deadline_ms == state.deadline_ms:
+            return ()
+        return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),)
+    if duty.round <= state.round:
+        return ()  # dealt with already: a round is trained once
+    if state.is_held:
+        return (s.InvitationDeclined(duty.round, Failure.POLICY, now_ms),)
+    if (duty.task, duty.plan) not in state.approved:
+        raise NotApprovedError("nobody at this site has approved this task under this plan")
+    taken = s.InvitationTaken(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms)
+    return (taken,)
+
+
+def _asked_to_evaluate(state: Participant, duty: d.Evaluate, now_ms: int) -> SiteFacts:
+    """Only a member is asked, and a member has sent an update: its receipt may be lost."""
+    if duty.round != state.round:
+        raise WrongRoundError(f"this site took no part in round {duty.round}")
+    if state.stage not in (Stage.SENDING, Stage.SENT) or state.model == duty.model:
+        return ()
+    taken = s.EvaluationTaken(duty.round, duty.model, duty.base, duty.deadline_ms, now_ms)
+    return (taken,)
+
+
+def _trained(state: Participant, item: Trained) -> SiteFacts:
+    if not _is_at(state, item.round, Stage.TRAINING):
+        return ()
+    spooled = s.UpdateSpooled(
+        item.round, item.update, item.private_state, item.size_bytes, item.now_ms
+    )
+    return (spooled,)
+
+
+def _scored(state: Participant, item: Scored) -> SiteFacts:
+    if not _is_at(state, item.round, Stage.EVALUATING):
+        return ()
+    assert state.model is not None
+    spooled = s.ScoreSpooled(
+        item.round, state.model, item.samples, item.candidate, item.base, item.now_ms
+    )
+    return (spooled,)
+
+
+def _broke(state: Participant, item: Broke) -> SiteFacts:
+    if not _is_at(state, item.round, Stage.TRAINING, Stage.EVALUATING):
+        return ()
+    return (s.WorkFailed(item.round, item.failure, item.now_ms),)
+
+
+def _heard(state: Participant, item: Heard) -> SiteFacts:
+    if _is_at(state, item.round, Stage.SENDING):
+        assert state.update is not None
+        return (s.ReceiptKept(item.round, state.update, item.now_ms),)
+    if _is_at(state, item.round, Stage.SCORING):
+        return (s.ScoreTold(item.round, item.now_ms),)
+    if _is_at(state, item.round, Stage.REPORTING):
+        return (s.FailureTold(item.round, item.now_ms),)
+    return ()
+
+
+def _turned_away(state: Participant, item: TurnedAway) -> SiteFacts:
+    if not _is_at(state, item.round, Stage.SENDING, Stage.SCORING, Stage.REPORTING):
+        return ()
+    return (s.RoundLeft(item.round, item.now_ms),)
+
+
+def _is_at(state: Participant, number: int, *stages: Stage) -> bool:
+    return state.round == number and state.stage in stages
+
+
+_RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
+    Approve: _approve,
+    Withdraw: _withdraw,
+    HoldSite: _hold,
+    ResumeSite: _resume,
+    Asked: _asked,
+    Trained: _trained,
+    Scored: _scored,
+    Broke: _broke,
+    Heard: _heard,
+    TurnedAway: _turned_away,
+}
+
+
+# ---- bookkeeping and duties ---------------------------------------------------------
+
+
+def evolve(state: Participant, fact: s.SiteFact) -> None:
+    """Record `fact`."""
+    match fact:
+        case s.TaskApproved():
+            state.approved.add((fact.task, fact.plan))
+        case s.ApprovalWithdrawn():
+            state.approved.discard((fact.task, fact.plan))
+        case s.SiteHeld():
+            state.is_held = True
+        case s.SiteResumed():
+            state.is_held = False
+        case s.InvitationTaken():
+            _begin(state, fact.round)
+            state.base, state.deadline_ms = fact.base, fact.deadline_ms
+        case s.InvitationDeclined():
+            _begin(state, fact.round)
+            state.failure = fact.failure
+        case s.DeadlineMoved():
+            state.deadline_ms = fact.deadline_ms
+        case s.UpdateSpooled():
+            state.update, state.private_state = fact.update, fact.private_state
+        case s.WorkFailed():
+            state.failure = fact.failure
+        case s.EvaluationTaken():
+            state.model, state.base = fact.model, fact.base
+            state.deadline_ms = fact.deadline_ms
+        case s.ScoreSpooled():
+            state.score = fact
+        case s.ReceiptKept() | s.FailureTold() | s.ScoreTold() | s.RoundLeft():
+            pass  # the table's move below is all
+    state.stage = PARTICIPANT.get((state.stage, type(fact)), state.stage)
+
+
+def _begin(state: Participant, number: int) -> None:
+    state.round = number
+    state.base = state.update = state.model = state.score = state.failure = None
+
+
+def owed(state: Participant) -> SiteWork | None:
+    """What the site must be doing now; None while it waits to be asked."""
+    match state.stage:
+        case Stage.TRAINING:
+            assert state.base is not None
+            return TrainHere(state.round, state.base, state.private_state)
+        case Stage.SENDING:
+            assert state.update is not None
+            return SendUpdate(state.round, state.update)
+        case Stage.EVALUATING:
+            assert state.model is not None and state.base is not None
+            return EvaluateHere(state.round, state.model, state.base)
+        case Stage.SCORING:
+            assert state.score is not None
+            return SendScore(state.score)
+        case Stage.REPORTING:
+            assert state.failure is not None
+            return TellFailure(state.round, state.failure)
+        case _:
+            return None

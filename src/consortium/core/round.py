@@ -1,0 +1,323 @@
+"""The rules of a round from its opening to its closing: whom to invite, what to take in,
+what to do about those who drop out, when to stop waiting.
+
+Every rule reads the state and returns facts; none changes anything. `_Tally` is the
+round as it will be once the facts decided so far are recorded, so that a closing can be
+decided together with the update that brings it about.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.ending import Facts, fail
+from consortium.core.ids import Seat
+from consortium.core.roster import eligible
+from consortium.core.selection import choose, choose_backups, invitation_size
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Step
+from consortium.core.terms import Close, Terms
+from consortium.errors import (
+    AlreadySubmittedError,
+    DeadlineExpiredError,
+    InvalidInputError,
+    UnauthorizedClientError,
+    WrongRoundError,
+)
+
+SEED_BYTES = 32
+# Below three norms there is no majority that could call one of them an outlier.
+_MIN_NORMS = 3
+
+
+# ---- selection ----------------------------------------------------------------------
+
+
+def draw(state: Federation, terms: Terms, item: i.Drawn) -> Facts:
+    """The seed is on record; invite at once if enough sites are there."""
+    open_round = state.round
+    if open_round is None or open_round.number != item.round:
+        return ()
+    if open_round.step is not Step.INITIALIZED:
+        return ()  # the first seed stands: a second draw would let one choose
+    if len(item.seed) != SEED_BYTES:
+        raise InvalidInputError(f"a selection seed has {SEED_BYTES} bytes")
+    started = f.SelectionStarted(open_round.number, item.seed, item.now_ms)
+    return (started, *_invite(state, terms, open_round, item.seed, item.now_ms))
+
+
+def select(state: Federation, terms: Terms, open_round: Round, now_ms: int) -> Facts:
+    """While SELECTING: look again whether enough sites are eligible; give up at the deadline."""
+    facts = _invite(state, terms, open_round, open_round.seed, now_ms)
+    if not facts and now_ms > open_round.deadline_ms:
+        return fail(open_round, terms, f.RoundEnd.NO_ELIGIBLE_SITES, now_ms)
+    return facts
+
+
+def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now_ms: int) -> Facts:
+    if len(state.roster) < terms.wait_for:
+        return ()
+    pool = eligible(state.roster, terms, now_ms)
+    if len(pool) < terms.wait_for:
+        return ()
+    target, count = invitation_size(terms, len(pool))
+    seats = choose(terms, state.roster, pool, count, seed)
+    deadline_ms = now_ms + terms.duration_ms
+    return (f.SitesInvited(open_round.number, seats, len(pool), target, deadline_ms, now_ms),)
+
+
+# ---- updates ------------------------------------------------------------------------
+
+
+def submit(state: Federation, terms: Terms, item: i.Submit) -> Facts:
+    """An update has arrived and its bytes are durable (requirement R6)."""
+    asked = invited_round(state, item.round, item.seat)
+    held = asked.submitted.get(item.seat)
+    if held == item.update:
+        return ()  # the same again: the answer is on record, and stays the same
+    if held is not None or item.seat in asked.fallen:
+        raise AlreadySubmittedError("this site has already answered the round")
+    if asked.step is not Step.TRAINING or item.now_ms > asked.deadline_ms:
+        raise DeadlineExpiredError(f"round {item.round} takes no more updates")
+    return (f.UpdateReceived(item.round, item.seat, item.update, item.envelope, item.now_ms),)
+
+
+def invited_round(state: Federation, number: int, seat: Seat) -> Round:
+    """The round that a site speaks of, open or just ended, if the site has a place in it."""
+    if seat not in state.roster:
+        raise UnauthorizedClientError("this site is not on the roster")
+    for candidate in (state.round, state.ended):
+        if candidate is not None and candidate.number == number:
+            if seat not in candidate.invited:
+                raise UnauthorizedClientError(f"this site was not invited to round {number}")
+            return candidate
+    raise WrongRoundError(f"round {number} is not open")
+
+
+def check(state: Federation, terms: Terms, item: i.Checked) -> Facts:
+    """The six checks of one update are done."""
+    open_round = state.round
+    if open_round is None or open_round.number != item.round:
+        return ()
+    if open_round.step is not Step.TRAINING or item.seat not in open_round.unchecked:
+        return ()
+    if open_round.submitted[item.seat] != item.update:
+        return ()
+    tally = _Tally.of(open_round)
+    if item.fault is not None:
+        rejected = f.UpdateRejected(item.round, item.seat, item.fault, item.now_ms)
+        tally = replace(tally, unchecked=tally.unchecked - 1)
+        return (rejected, *_settle(state, terms, tally, item.now_ms, lost=True))
+    accepted = f.UpdateAccepted(item.round, item.seat, item.weight, item.norm, item.now_ms)
+    tally = tally.with_accepted(item.seat, item.norm)
+    return (accepted, *_settle(state, terms, tally, item.now_ms))
+
+
+def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Facts:
+    """Simulated sites answered side by side."""
+    open_round = state.round
+    if open_round is None or open_round.number != item.round:
+        return ()
+    if open_round.step is not Step.TRAINING:
+        return ()
+    if item.seats and all(seat in open_round.accepted for seat in item.seats):
+        return ()
+    if not item.seats or not all(
+        seat in open_round.waiting and state.roster.is_simulated(seat) for seat in item.seats
+    ):
+        raise InvalidInputError("a trained cohort names sites that are not waiting in it")
+    trained = f.CohortTrained(item.round, item.seats, item.weight, item.partial, item.now_ms)
+    tally = _Tally.of(open_round)
+    tally = replace(
+        tally,
+        waiting=tally.waiting - len(item.seats),
+        accepted=tally.accepted + len(item.seats),
+        newly=item.seats,
+    )
+    return (trained, *_settle(state, terms, tally, item.now_ms))
+
+
+# ---- dropout ------------------------------------------------------------------------
+
+
+def drop(state: Federation, terms: Terms, item: i.Fail) -> Facts:
+    """A site says that it cannot train (requirement R9)."""
+    open_round = invited_round(state, item.round, item.seat)
+    if open_round.step is not Step.TRAINING or item.seat not in open_round.waiting:
+        return ()  # it has answered already: what counts is the first answer
+    dropped = f.SiteDropped(item.round, item.seat, item.failure, item.envelope, item.now_ms)
+    tally = _Tally.of(open_round)
+    tally = replace(tally, waiting=tally.waiting - 1)
+    return (dropped, *_settle(state, terms, tally, item.now_ms, lost=True))
+
+
+def depart(state: Federation, terms: Terms, seat: Seat, now_ms: int) -> Facts:
+    """What follows for an open round in TRAINING when a site is taken off the roster."""
+    open_round = state.round
+    assert open_round is not None
+    if seat not in open_round.invited or seat in open_round.fallen:
+        return ()
+    return _settle(state, terms, _Tally.of(open_round).without(seat), now_ms, lost=True)
+
+
+def tick(state: Federation, terms: Terms, open_round: Round, now_ms: int) -> Facts:
+    """While TRAINING: time has passed."""
+    return _settle(state, terms, _Tally.of(open_round), now_ms)
+
+
+# ---- closing ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """How an open round will stand when the facts decided so far are recorded."""
+
+    open_round: Round
+    waiting: int
+    unchecked: int
+    accepted: int
+    newly: tuple[Seat, ...] = ()  # accepted by this very input
+    new_norm: float | None = None
+    gone: Seat | None = None  # taken out by this very input
+
+    @classmethod
+    def of(cls, open_round: Round) -> _Tally:
+        return cls(
+            open_round,
+            len(open_round.waiting),
+            len(open_round.unchecked),
+            len(open_round.accepted),
+        )
+
+    def with_accepted(self, seat: Seat, norm: float | None) -> _Tally:
+        return replace(
+            self,
+            unchecked=self.unchecked - 1,
+            accepted=self.accepted + 1,
+            newly=(seat,),
+            new_norm=norm,
+        )
+
+    def without(self, seat: Seat) -> _Tally:
+        return replace(
+            self,
+            waiting=self.waiting - (seat in self.open_round.waiting),
+            unchecked=self.unchecked - (seat in self.open_round.unchecked),
+            accepted=self.accepted - (seat in self.open_round.accepted),
+            gone=seat,
+        )
+
+    def norms(self) -> list[float]:
+        """The norms of the accepted, ascending."""
+        norms = self.open_round.norms
+        gone = None if self.gone is None else self.open_round.accepted.get(self.gone)
+        if self.new_norm is None and gone is None:
+            return norms
+        norms = norms.copy()
+        if self.new_norm is not None:
+            norms.insert(bisect_right(norms, self.new_norm), self.new_norm)
+        if gone is not None:
+            del norms[bisect_left(norms, gone)]
+        return norms
+
+    def limit(self, factor: int) -> float | None:
+        """The largest norm that counts: `factor` times the median of the round."""
+        norms = self.norms()
+        if factor == 0 or len(norms) < _MIN_NORMS:
+            return None
+        middle = len(norms) // 2
+        median = norms[middle] if len(norms) % 2 else (norms[middle - 1] + norms[middle]) / 2
+        return factor * median
+
+    def countable(self, factor: int) -> int:
+        """Accepted updates that would be in the sum if the round closed now."""
+        limit = self.limit(factor)
+        if limit is None:
+            return self.accepted
+        norms = self.norms()
+        return self.accepted - (len(norms) - bisect_right(norms, limit))
+
+
+def _settle(
+    state: Federation, terms: Terms, tally: _Tally, now_ms: int, *, lost: bool = False
+) -> Facts:
+    """What follows: close, call backups, extend the deadline, give up, or nothing."""
+    open_round = tally.open_round
+    is_late = now_ms > open_round.deadline_ms
+    if not (lost or is_late or _may_close(terms, tally)):
+        return ()
+    count = tally.countable(terms.norm_factor)
+    pending = tally.waiting + tally.unchecked
+    if count >= open_round.quorum and _is_enough(terms, tally, count, now_ms):
+        return _close(terms, tally, now_ms)
+    if is_late and tally.unchecked and now_ms <= open_round.deadline_ms + terms.grace_ms:
+        return ()  # these came in time: their checks are still running
+    in_sight = count if is_late else count + pending
+    missing = open_round.quorum - in_sight
+    backups = _backups(state, terms, open_round, missing, now_ms)
+    facts: list[f.Fact] = [backups] if backups else []
+    is_thin = lost and 2 * in_sight < open_round.target
+    if (is_thin or is_late) and open_round.extensions < terms.max_extensions:
+        extended_ms = max(now_ms, open_round.deadline_ms) + terms.extension_ms
+        facts.append(f.DeadlineExtended(open_round.number, extended_ms, now_ms))
+    elif is_late:
+        return fail(open_round, terms, f.RoundEnd.NO_QUORUM, now_ms)
+    if count + pending + (len(backups.seats) if backups else 0) < open_round.quorum:
+        return fail(open_round, terms, f.RoundEnd.NO_QUORUM, now_ms)
+    return tuple(facts)
+
+
+def _may_close(terms: Terms, tally: _Tally) -> bool:
+    """A cheap test that spares the common case, one update among many, the rest."""
+    if terms.close is Close.QUORUM:
+        return tally.accepted >= tally.open_round.quorum
+    is_answered = tally.waiting + tally.unchecked == 0
+    return is_answered or tally.accepted >= tally.open_round.target
+
+
+def _is_enough(terms: Terms, tally: _Tally, count: int, now_ms: int) -> bool:
+    """Given a quorum: whether to stop waiting for more (requirement R6)."""
+    open_round = tally.open_round
+    if terms.close is Close.QUORUM or count >= open_round.target:
+        return True
+    if tally.waiting + tally.unchecked == 0:
+        return True
+    is_late = now_ms > open_round.deadline_ms
+    has_checks = tally.unchecked > 0 and now_ms <= open_round.deadline_ms + terms.grace_ms
+    return is_late and not has_checks
+
+
+def _backups(
+    state: Federation, terms: Terms, open_round: Round, missing: int, now_ms: int
+) -> f.BackupsInvited | None:
+    """Urgent invitations, as many as are missing and can be had (requirement R7)."""
+    if missing <= 0:
+        return None
+    pool = [
+        seat for seat in eligible(state.roster, terms, now_ms) if seat not in open_round.invited
+    ]
+    seats = choose_backups(pool, missing, open_round.seed, open_round.backup_calls)
+    return f.BackupsInvited(open_round.number, seats, now_ms) if seats else None
+
+
+def _close(terms: Terms, tally: _Tally, now_ms: int) -> Facts:
+    """Exclude the outliers and fix the members. A budget is charged in this same commit."""
+    open_round = tally.open_round
+    norms = {**open_round.accepted, **dict.fromkeys(tally.newly, tally.new_norm)}
+    if tally.gone is not None:
+        norms.pop(tally.gone, None)
+    limit = tally.limit(terms.norm_factor)
+    loud = [
+        seat
+        for seat, norm in norms.items()
+        if limit is not None and norm is not None and norm > limit
+    ]
+    excluded = [
+        f.UpdateExcluded(open_round.number, seat, f.Fault.MAGNITUDE, now_ms)
+        for seat in sorted(loud)
+    ]
+    members = tuple(sorted(norms.keys() - loud))
+    return (*excluded, f.RoundClosed(open_round.number, members, now_ms))

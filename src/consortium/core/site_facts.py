@@ -1,0 +1,161 @@
+"""The facts of a site's own log: what it approved, took on, spooled and sent.
+
+The site keeps this log, not the coordinator; its outbox is the list of `UpdateSpooled`
+and `ScoreSpooled`. Kind numbers start at 128, so that the two logs cannot be mixed up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consortium.core.facts import Failure
+from consortium.core.ids import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class TaskApproved:
+    """Somebody at the site has looked at what would leave, and agreed."""
+
+    KIND = 128
+    task: Digest
+    plan: Digest
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalWithdrawn:
+    KIND = 129
+    task: Digest
+    plan: Digest
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHeld:
+    KIND = 130
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteResumed:
+    KIND = 131
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationTaken:
+    KIND = 136
+    round: int
+    base: Digest
+    task: Digest
+    plan: Digest
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationDeclined:
+    KIND = 137
+    round: int
+    failure: Failure
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineMoved:
+    KIND = 138
+    round: int
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSpooled:
+    """The update's bytes are durable at the site and may leave from now on. Private state
+    is swapped in the same commit, so a retry sends the spool and never trains again."""
+
+    KIND = 139
+    round: int
+    update: Digest
+    private_state: Digest | None
+    size_bytes: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    KIND = 140
+    round: int
+    failure: Failure
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptKept:
+    KIND = 141
+    round: int
+    update: Digest
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureTold:
+    KIND = 142
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTaken:
+    KIND = 143
+    round: int
+    model: Digest
+    base: Digest
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpooled:
+    KIND = 144
+    round: int
+    model: Digest
+    samples: int
+    candidate: tuple[float, ...]
+    base: tuple[float, ...]
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTold:
+    KIND = 145
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLeft:
+    """The coordinator will not take this site's answer any more."""
+
+    KIND = 146
+    round: int
+    at_ms: int
+
+
+SiteFact = (
+    TaskApproved
+    | ApprovalWithdrawn
+    | SiteHeld
+    | SiteResumed
+    | InvitationTaken
+    | InvitationDeclined
+    | DeadlineMoved
+    | UpdateSpooled
+    | WorkFailed
+    | ReceiptKept
+    | FailureTold
+    | EvaluationTaken
+    | ScoreSpooled
+    | ScoreTold
+    | RoundLeft
+)

@@ -1,0 +1,174 @@
+"""The state that facts fold into. Only `evolve` changes it; rules and duties read it.
+
+State is mutable and owned by the fold, and holds the indexes that keep every question
+cheap: what is open costs, what is over does not. One ended round is kept, so that a site
+that never saw the answer can ask again and get the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consortium.core.facts import Evaluated, Failure, Fault, Finish, Judged, RoundEnd
+from consortium.core.ids import Digest, Seat, Seats
+from consortium.core.roster import Roster
+from consortium.core.tables import FINAL_STEPS, Standing, Step
+from consortium.core.terms import Terms
+
+
+@dataclass(slots=True)
+class Sums:
+    """What a simulated cohort evaluated, already added up."""
+
+    seats: Seats
+    samples: int
+    candidate: tuple[float, ...]
+    base: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Round:
+    """One round. Every invited seat is in exactly one of `waiting`, `unchecked`,
+    `accepted` and `fallen`."""
+
+    number: int
+    version: int
+    base: Digest
+    server_state: Digest | None
+    quorum: int
+    target: int
+    opened_ms: int
+    deadline_ms: int
+    step: Step = Step.INITIALIZED
+    seed: bytes = b""
+    extensions: int = 0
+    backup_calls: int = 0
+    first_backup: int = 0  # ranks from here on were invited as urgent backups
+    invited: dict[Seat, int] = field(default_factory=dict)  # rank: the order of summation
+    waiting: dict[Seat, None] = field(default_factory=dict)
+    submitted: dict[Seat, Digest] = field(default_factory=dict)
+    unchecked: dict[Seat, None] = field(default_factory=dict)
+    accepted: dict[Seat, float | None] = field(default_factory=dict)  # the update's norm
+    norms: list[float] = field(default_factory=list)  # of the accepted, ascending
+    fallen: dict[Seat, Fault | Failure] = field(default_factory=dict)
+    partials: list[tuple[Seats, float, Digest]] = field(default_factory=list)
+    members: dict[Seat, None] = field(default_factory=dict)
+    model: Digest | None = None
+    model_state: Digest | None = None  # the server state that goes with the candidate
+    evaluate_by_ms: int = 0
+    unheard: dict[Seat, None] = field(default_factory=dict)  # members yet to evaluate
+    evaluations: dict[Seat, Evaluated] = field(default_factory=dict)
+    cohort_evaluations: list[Sums] = field(default_factory=list)
+    judged: Judged | None = None
+    reason: RoundEnd | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.step in FINAL_STEPS
+
+    @property
+    def remaining(self) -> int:
+        """Sites whose update is in or can still come."""
+        return len(self.waiting) + len(self.unchecked) + len(self.accepted)
+
+    @property
+    def evaluation_count(self) -> int:
+        cohorts = sum(len(sums.seats) for sums in self.cohort_evaluations)
+        return len(self.evaluations) + cohorts
+
+    def clone(self) -> Round:
+        """A copy that shares nothing mutable."""
+        copy = Round(
+            self.number,
+            self.version,
+            self.base,
+            self.server_state,
+            self.quorum,
+            self.target,
+            self.opened_ms,
+            self.deadline_ms,
+        )
+        for name in _SCALARS:
+            setattr(copy, name, getattr(self, name))
+        for name in _CONTAINERS:
+            setattr(copy, name, getattr(self, name).copy())
+        return copy
+
+
+_SCALARS = (
+    "step",
+    "seed",
+    "extensions",
+    "backup_calls",
+    "first_backup",
+    "model",
+    "model_state",
+    "evaluate_by_ms",
+    "judged",
+    "reason",
+)
+_CONTAINERS = (
+    "invited",
+    "waiting",
+    "submitted",
+    "unchecked",
+    "accepted",
+    "norms",
+    "fallen",
+    "partials",
+    "members",
+    "unheard",
+    "evaluations",
+    "cohort_evaluations",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A model that every site may fetch."""
+
+    model: Digest
+    server_state: Digest | None
+    round: int  # 0: it came from outside
+
+
+@dataclass(slots=True)
+class Federation:
+    """One federation: one stream of facts."""
+
+    id: str = ""
+    standing: Standing = Standing.FOUNDED
+    is_held: bool = False
+    plan: Digest | None = None
+    task: Digest | None = None
+    layout: Digest | None = None
+    terms: Terms | None = None
+    roster: Roster = field(default_factory=Roster)
+    versions: dict[int, Version] = field(default_factory=dict)
+    current: int = 0  # the version that the next round starts from
+    round: Round | None = None
+    ended: Round | None = None
+    last_number: int = 0
+    next_due_ms: int = 0
+    scores: list[float] = field(default_factory=list)  # of published versions, newest last
+    best_score: float | None = None
+    stale_rounds: int = 0  # judged rounds since the best score
+    finished: Finish | None = None
+
+    def clone(self) -> Federation:
+        """A copy that shares nothing mutable."""
+        copy = Federation(
+            self.id, self.standing, self.is_held, self.plan, self.task, self.layout, self.terms
+        )
+        copy.roster = self.roster.clone()
+        copy.versions = self.versions.copy()
+        copy.current = self.current
+        copy.round = self.round.clone() if self.round else None
+        copy.ended = self.ended  # over: nothing changes it any more
+        copy.last_number = self.last_number
+        copy.next_due_ms = self.next_due_ms
+        copy.scores = self.scores.copy()
+        copy.best_score = self.best_score
+        copy.stale_rounds = self.stale_rounds
+        copy.finished = self.finished
+        return copy

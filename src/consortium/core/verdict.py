@@ -1,0 +1,220 @@
+"""The rules of a round from its closing to its end: one sum, evaluation by the members,
+the gate's verdict, publication, and whether the federation is done."""
+
+from __future__ import annotations
+
+import math
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.ending import Facts, fail, finish
+from consortium.core.ids import Seat
+from consortium.core.round import invited_round
+from consortium.core.state import Federation, Round, Sums
+from consortium.core.tables import Step
+from consortium.core.terms import Terms
+from consortium.errors import (
+    AlreadySubmittedError,
+    DeadlineExpiredError,
+    InvalidInputError,
+    UnauthorizedClientError,
+)
+
+
+def at_step(state: Federation, number: int, step: Step) -> Round | None:
+    """The open round if it is this one and stands at `step`; None means old news."""
+    open_round = state.round
+    if open_round is None or open_round.number != number or open_round.step is not step:
+        return None
+    return open_round
+
+
+# ---- the sum ------------------------------------------------------------------------
+
+
+def summed(state: Federation, terms: Terms, item: i.Summed) -> Facts:
+    """The candidate exists. The first sum over the present members stands."""
+    open_round = at_step(state, item.round, Step.SUMMING)
+    if open_round is None or item.count != len(open_round.members):
+        return ()
+    by_ms = item.now_ms + terms.evaluation_ms if terms.has_evaluation else 0
+    aggregated = f.Aggregated(
+        item.round, item.count, item.model, item.server_state, by_ms, item.now_ms
+    )
+    if terms.has_evaluation:
+        return (aggregated,)
+    return (aggregated, f.EvaluationClosed(item.round, 0, item.now_ms))
+
+
+def not_summed(state: Federation, terms: Terms, item: i.NotSummed) -> Facts:
+    open_round = at_step(state, item.round, Step.SUMMING)
+    if open_round is None or item.count != len(open_round.members):
+        return ()
+    return fail(open_round, terms, item.reason, item.now_ms)
+
+
+def remove_member(open_round: Round, terms: Terms, seat: Seat, now_ms: int) -> Facts:
+    """A member is revoked between closing and the sum: its update must not be in it."""
+    if seat not in open_round.members:
+        return ()
+    if len(open_round.members) - 1 < open_round.quorum:
+        return fail(open_round, terms, f.RoundEnd.MEMBER_REVOKED, now_ms)
+    return (f.MemberRemoved(open_round.number, seat, now_ms),)
+
+
+# ---- evaluation by the members ------------------------------------------------------
+
+
+def score(state: Federation, terms: Terms, item: i.Score) -> Facts:
+    """A member has tried candidate and base on its own test data."""
+    asked = invited_round(state, item.round, item.seat)
+    if item.seat not in asked.members:
+        raise UnauthorizedClientError("only members of the round evaluate it")
+    held = asked.evaluations.get(item.seat)
+    if held is not None:
+        if (held.samples, held.candidate, held.base) == (item.samples, item.candidate, item.base):
+            return ()
+        raise AlreadySubmittedError("this site has already evaluated the round")
+    if item.seat not in asked.unheard or item.now_ms > asked.evaluate_by_ms:
+        raise DeadlineExpiredError(f"round {item.round} takes no more evaluations")
+    if item.model != asked.model:
+        raise InvalidInputError("the evaluation is of another model")
+    _check_sums(terms, item.samples, item.candidate, item.base)
+    evaluated = f.Evaluated(
+        item.round,
+        item.seat,
+        item.samples,
+        item.candidate,
+        item.base,
+        item.envelope,
+        item.now_ms,
+    )
+    return (evaluated, *_close_evaluation(asked, item.now_ms, heard=1, answered=1))
+
+
+def score_cohort(state: Federation, terms: Terms, item: i.ScoredCohort) -> Facts:
+    open_round = at_step(state, item.round, Step.EVALUATING)
+    if open_round is None or item.model != open_round.model:
+        return ()
+    if not item.seats or not all(seat in open_round.unheard for seat in item.seats):
+        return ()
+    _check_sums(terms, item.samples, item.candidate, item.base)
+    evaluated = f.CohortEvaluated(
+        item.round, item.seats, item.samples, item.candidate, item.base, item.now_ms
+    )
+    count = len(item.seats)
+    return (evaluated, *_close_evaluation(open_round, item.now_ms, heard=count, answered=count))
+
+
+def drop_evaluator(state: Federation, terms: Terms, item: i.Fail) -> Facts:
+    """A member cannot evaluate; its update is counted all the same."""
+    open_round = at_step(state, item.round, Step.EVALUATING)
+    if open_round is None or item.seat not in open_round.unheard:
+        return ()
+    dropped = f.SiteDropped(item.round, item.seat, item.failure, item.envelope, item.now_ms)
+    return (dropped, *_close_evaluation(open_round, item.now_ms, answered=1))
+
+
+def depart_evaluator(open_round: Round, seat: Seat, now_ms: int) -> Facts:
+    """A member leaves the roster while the round is EVALUATING."""
+    if seat in open_round.unheard:
+        return _close_evaluation(open_round, now_ms, answered=1)
+    if seat in open_round.evaluations:
+        return _close_evaluation(open_round, now_ms, heard=-1)
+    return ()
+
+
+def tick_evaluation(open_round: Round, now_ms: int) -> Facts:
+    """While EVALUATING: give up waiting at the evaluation's own deadline."""
+    if now_ms <= open_round.evaluate_by_ms:
+        return ()
+    return (f.EvaluationClosed(open_round.number, open_round.evaluation_count, now_ms),)
+
+
+def _close_evaluation(
+    open_round: Round, now_ms: int, *, heard: int = 0, answered: int = 0
+) -> Facts:
+    """Close when nobody is left to wait for, once this answer is recorded."""
+    if len(open_round.unheard) > answered:
+        return ()
+    count = open_round.evaluation_count + heard
+    return (f.EvaluationClosed(open_round.number, count, now_ms),)
+
+
+def _check_sums(
+    terms: Terms, samples: int, candidate: tuple[float, ...], base: tuple[float, ...]
+) -> None:
+    if samples < 1:
+        raise InvalidInputError("an evaluation is over at least one sample")
+    if len(candidate) != len(terms.metrics) or len(base) != len(terms.metrics):
+        raise InvalidInputError(f"an evaluation has {len(terms.metrics)} metrics")
+    if not all(math.isfinite(value) for value in (*candidate, *base)):
+        raise InvalidInputError("an evaluation has a sum that is not finite")
+
+
+# ---- the verdict and the end --------------------------------------------------------
+
+
+def means(open_round: Round) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    """(samples, means of the candidate, means of the base) over everybody's test data.
+
+    `fsum` is exact, so the means do not depend on the order in which members answered.
+    """
+    answers: list[f.Evaluated | Sums] = [
+        *open_round.evaluations.values(),
+        *open_round.cohort_evaluations,
+    ]
+    samples = sum(answer.samples for answer in answers)
+    candidate = _columns([answer.candidate for answer in answers], samples)
+    return samples, candidate, _columns([answer.base for answer in answers], samples)
+
+
+def _columns(rows: list[tuple[float, ...]], samples: int) -> tuple[float, ...]:
+    return tuple(math.fsum(column) / samples for column in zip(*rows, strict=True))
+
+
+def judge(state: Federation, terms: Terms, item: i.Verdict) -> Facts:
+    """The gate has spoken. Kept and unjudged candidates end the round here."""
+    open_round = at_step(state, item.round, Step.JUDGING)
+    if open_round is None or item.model != open_round.model:
+        return ()
+    samples, candidate, base = means(open_round)
+    is_accepted = item.outcome is f.Outcome.ACCEPTED
+    judged = f.Judged(
+        item.round,
+        item.outcome,
+        samples,
+        candidate,
+        base,
+        is_accepted and _improves(state, terms, candidate),
+        item.now_ms,
+    )
+    if is_accepted:
+        return (judged,)
+    completed = f.RoundCompleted(item.round, item.outcome, item.now_ms)
+    stale_rounds = state.stale_rounds + 1
+    return (judged, completed, *finish(terms, item.round, item.now_ms, stale_rounds))
+
+
+def release(state: Federation, terms: Terms, item: i.Released) -> Facts:
+    """The model can be fetched: publish it and end the round."""
+    open_round = at_step(state, item.round, Step.RELEASING)
+    if open_round is None or item.model != open_round.model:
+        return ()
+    version = max(state.versions) + 1
+    published = f.ModelPublished(
+        item.round, version, item.model, open_round.model_state, item.now_ms
+    )
+    completed = f.RoundCompleted(item.round, f.Outcome.ACCEPTED, item.now_ms)
+    ended = finish(terms, item.round, item.now_ms, state.stale_rounds, open_round.judged)
+    return (published, completed, *ended)
+
+
+def _improves(state: Federation, terms: Terms, candidate: tuple[float, ...]) -> bool:
+    if not candidate or state.best_score is None:
+        return True
+    index = terms.metric_index(terms.judged_by)
+    gain = candidate[index] - state.best_score
+    if not terms.metrics[index].higher_is_better:
+        gain = -gain
+    return gain > terms.min_delta

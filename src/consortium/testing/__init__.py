@@ -1,0 +1,1 @@
+"""Tools for testing plans, stores and strategies: public, and used by our own tests."""
