@@ -3,7 +3,7 @@
     ConsortiumError
     ├── InternalError              ours
     ├── PlanError                  the plan file
-    │   ├── PlanSyntaxError  UnknownKeyError  WrongTypeError  MissingKeyError
+    │   ├── PlanSyntaxError  UnknownKeyError  WrongTypeError
     │   └── ImpossiblePlanError  UnsupportedPlanError  PlanFileError
     ├── TaskError                  the user's task
     │   └── TaskEntryError  BundleError  LayoutError  TaskResultError  SiteDataError
@@ -99,12 +99,6 @@ class ImpossiblePlanError(PlanError):
     """Every key is fine alone, but together they cannot be kept."""
 
     code = "E0114"
-
-
-class MissingKeyError(PlanError):
-    """The plan lacks a key that has no default."""
-
-    code = "E0115"
 
 
 class UnsupportedPlanError(PlanError):

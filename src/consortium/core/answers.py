@@ -45,4 +45,6 @@ def _status(asked: Round, seat: Seat) -> Status:
         return Status.NOT_COUNTED
     if asked.step is Step.TRAINING:
         return Status.RECEIVED if seat in asked.unchecked else Status.ACCEPTED
-    return Status.COUNTED if seat in asked.members else Status.NOT_COUNTED
+    if asked.step is Step.FAILED or seat not in asked.members:
+        return Status.NOT_COUNTED
+    return Status.COUNTED if asked.step is Step.COMPLETED else Status.ACCEPTED

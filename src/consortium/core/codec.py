@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
 from functools import cache
@@ -79,6 +79,8 @@ _READERS: dict[type[Any], Take] = {}
 
 
 def _make_writer(cls: type[Any]) -> _Writer:
+    if not is_dataclass(cls) or not hasattr(cls, "KIND"):
+        raise CodecError(f"not a fact: {cls.__name__}")
     head = bytearray()
     _put_uint(head, cls.KIND)
     names, coders = _schema(cls)
@@ -220,7 +222,7 @@ def _take_bytes(record: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _put_text(out: bytearray, value: str) -> None:
-    if not isinstance(value, str):
+    if type(value) is not str:
         raise CodecError(f"not text: {type(value).__name__}")
     try:
         _put_bytes(out, value.encode())
@@ -246,16 +248,20 @@ def _take_digest(record: bytes, at: int) -> tuple[bytes, int]:
     return _take_raw(record, at, DIGEST_BYTES)
 
 
-def _put_seats(out: bytearray, seats: Iterable[int]) -> None:
+def _put_seats(out: bytearray, seats: tuple[int, ...]) -> None:
     """Runs of consecutive seats: how many, then (gap since the last run, length) each."""
+    if type(seats) is not tuple or len(seats) > MAX_ITEMS:
+        raise CodecError(f"not a tuple, or too long: {type(seats).__name__}")
     runs: list[list[int]] = []
+    end = 1
     for seat in seats:
-        if runs and seat == runs[-1][1]:
-            runs[-1][1] += 1
-        elif type(seat) is int and seat > (runs[-1][1] if runs else 0):
-            runs.append([seat, seat + 1])
-        else:
+        if type(seat) is not int or seat < end:
             raise CodecError("seats are not strictly ascending positive integers")
+        if runs and seat == end:
+            runs[-1][1] = seat + 1
+        else:
+            runs.append([seat, seat + 1])
+        end = seat + 1
     _put_uint(out, len(runs))
     end = 0
     for start, stop in runs:
@@ -346,8 +352,8 @@ def _sequence_coder(inner: Coder) -> Coder:
 
     def take(record: bytes, at: int) -> tuple[tuple[Any, ...], int]:
         count, at = _take_uint(record, at)
-        if count > len(record):  # every item takes a byte at least: no allocation by claim
-            raise CodecError("a list claims more items than the record has bytes")
+        if count > min(len(record), MAX_ITEMS):  # every item takes a byte: no claim allocates
+            raise CodecError("a list claims more items than the record has bytes, or too many")
         values = []
         for _ in range(count):
             value, at = take_inner(record, at)

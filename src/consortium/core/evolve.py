@@ -93,11 +93,14 @@ def _site_reported(state: Federation, fact: f.SiteReported) -> None:
 def _site_departed(state: Federation, fact: f.SiteDeparted) -> None:
     member = state.roster.members.pop(fact.seat)
     del state.roster.seat_of[member.site]
-    if state.round is not None:
-        if state.round.step is Step.TRAINING:
-            _fall(state.round, fact.seat, f.Failure.REVOKED)
-        state.round.unheard.pop(fact.seat, None)
-        state.round.evaluations.pop(fact.seat, None)
+    open_round = state.round
+    if open_round is None:
+        return
+    if open_round.step is Step.TRAINING:
+        _fall(open_round, fact.seat, f.Failure.REVOKED)
+    elif open_round.step is Step.EVALUATING:  # later, the gate's evidence is closed
+        open_round.unheard.pop(fact.seat, None)
+        open_round.evaluations.pop(fact.seat, None)
 
 
 def _rolled_back(state: Federation, fact: f.RolledBack) -> None:

@@ -319,8 +319,7 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.deadline_ms = fact.deadline_ms
         case s.ScoreSpooled():
             state.score = fact
-        case s.ReceiptKept() | s.FailureTold() | s.ScoreTold() | s.RoundLeft():
-            pass  # the table's move below is all
+    # For ReceiptKept, FailureTold, ScoreTold and RoundLeft the table's move is all.
     state.stage = PARTICIPANT.get((state.stage, type(fact)), state.stage)
 
 

@@ -20,6 +20,11 @@ from consortium.errors import (
     UnauthorizedClientError,
 )
 
+# So that no number of members can make the totals overflow, which would leave a verdict
+# that can be neither computed nor written down.
+_MAX_SAMPLES = 10**12
+_MAX_SUM = 1e300
+
 
 def at_step(state: Federation, number: int, step: Step) -> Round | None:
     """The open round if it is this one and stands at `step`; None means old news."""
@@ -75,7 +80,8 @@ def score(state: Federation, terms: Terms, item: i.Score) -> Facts:
         if (held.samples, held.candidate, held.base) == (item.samples, item.candidate, item.base):
             return ()
         raise AlreadySubmittedError("this site has already evaluated the round")
-    if item.seat not in asked.unheard or item.now_ms > asked.evaluate_by_ms:
+    is_open = asked.step is Step.EVALUATING and item.seat in asked.unheard
+    if not is_open or item.now_ms > asked.evaluate_by_ms:
         raise DeadlineExpiredError(f"round {item.round} takes no more evaluations")
     if item.model != asked.model:
         raise InvalidInputError("the evaluation is of another model")
@@ -119,9 +125,7 @@ def depart_evaluator(open_round: Round, seat: Seat, now_ms: int) -> Facts:
     """A member leaves the roster while the round is EVALUATING."""
     if seat in open_round.unheard:
         return _close_evaluation(open_round, now_ms, answered=1)
-    if seat in open_round.evaluations:
-        return _close_evaluation(open_round, now_ms, heard=-1)
-    return ()
+    return ()  # it is no member, or has answered: others are still waited for
 
 
 def tick_evaluation(open_round: Round, now_ms: int) -> Facts:
@@ -144,12 +148,12 @@ def _close_evaluation(
 def _check_sums(
     terms: Terms, samples: int, candidate: tuple[float, ...], base: tuple[float, ...]
 ) -> None:
-    if samples < 1:
-        raise InvalidInputError("an evaluation is over at least one sample")
+    if not 1 <= samples <= _MAX_SAMPLES:
+        raise InvalidInputError("an evaluation is over one sample at least, and not so many")
     if len(candidate) != len(terms.metrics) or len(base) != len(terms.metrics):
         raise InvalidInputError(f"an evaluation has {len(terms.metrics)} metrics")
-    if not all(math.isfinite(value) for value in (*candidate, *base)):
-        raise InvalidInputError("an evaluation has a sum that is not finite")
+    if not all(abs(value) <= _MAX_SUM for value in (*candidate, *base)):
+        raise InvalidInputError("an evaluation has a sum that is not finite, or too large")
 
 
 # ---- the verdict and the end --------------------------------------------------------

@@ -1,0 +1,78 @@
+"""The checks of one update (requirement R6): one function a check, each with its own code.
+
+Format and finiteness are checked while the bytes are read; what stands out only among
+the others (ten times the median norm) is the core's to see. Signatures and privacy
+parameters are checked by those who have the keys and the ledger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from consortium.core.facts import Fault
+from consortium.core.ids import Digest
+from consortium.errors import (
+    DimensionError,
+    FormatError,
+    MagnitudeError,
+    StalenessError,
+    UpdateError,
+)
+from consortium.model import Update, load_update
+from consortium.update.clip import norms
+from consortium.update.stage import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an update of this round must be."""
+
+    size: int
+    dtype: np.dtype[Any]
+    base: Digest
+    clip: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the checks found: a fault, or weight and norm of a good update."""
+
+    fault: Fault | None
+    weight: float | None = None
+    norm: float | None = None
+
+
+_FAULTS: dict[type[UpdateError], Fault] = {
+    FormatError: Fault.FORMAT,
+    DimensionError: Fault.DIMENSIONS,
+    MagnitudeError: Fault.MAGNITUDE,
+    StalenessError: Fault.STALENESS,
+}
+
+
+def check_update(data: bytes, expected: Expected) -> Findings:
+    """Run every check on the bytes of one update."""
+    try:
+        update = load_update(data, expected.size, expected.dtype)
+        check_staleness(update, expected)
+        norm = check_magnitude(update, expected)
+    except UpdateError as error:
+        return Findings(_FAULTS[type(error)])
+    return Findings(None, update.weight, norm)
+
+
+def check_staleness(update: Update, expected: Expected) -> None:
+    if update.base != expected.base:
+        raise StalenessError("the update was trained from another model than the round's")
+
+
+def check_magnitude(update: Update, expected: Expected) -> float:
+    """The norm, which must not exceed the clip when the plan has one."""
+    weight = np.array([update.weight])
+    norm = float(norms(Rows(update.step[None, :], weight, weight))[0])
+    if expected.clip is not None and norm > expected.clip:
+        raise MagnitudeError("the update is larger than the plan's clip")
+    return norm

@@ -1,0 +1,94 @@
+"""The only loop: persist, then act, then reply.
+
+A `Driver` owns the folded state of one stream. Whatever comes in is decided against that
+state, the facts are appended at the position that the decision was made at, and only then
+recorded and answered. If somebody else appended first, what is new is read and the
+decision is made again: several coordinators need no lock.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from consortium.core import duties as d
+from consortium.core import inputs as i
+from consortium.core.codec import decode, encode
+from consortium.core.ending import Facts
+from consortium.core.federation import decide, evolve, owed
+from consortium.core.state import Federation
+from consortium.drive.clock import Clock
+from consortium.errors import ConflictError, InternalError
+from consortium.store.ports import Log
+
+_MAX_ATTEMPTS = 100
+
+
+class Hands(Protocol):
+    """Those who perform the coordinator's duties. A duty may be performed twice."""
+
+    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+        """Do what is owed and report it. Raise to leave it owed."""
+        ...
+
+
+class Driver:
+    """One federation, folded from its stream."""
+
+    def __init__(self, log: Log, stream: str, clock: Clock) -> None:
+        self.state = Federation()
+        self._log = log
+        self._stream = stream
+        self._clock = clock
+        self._position = 0
+        self._ticked: tuple[int, int] = (-1, -1)  # (position, time) of the last tick
+        self.catch_up()
+
+    @property
+    def position(self) -> int:
+        """Facts of the stream that the state has seen."""
+        return self._position
+
+    def catch_up(self) -> None:
+        """Fold what was appended since. This is all that recovery does."""
+        for record in self._log.read(self._stream, self._position):
+            evolve(self.state, decode(record))
+            self._position += 1
+
+    def feed(self, item: i.Input) -> Facts:
+        """Decide `item`, make its facts durable, record them. A `Refusal` passes through."""
+        for _ in range(_MAX_ATTEMPTS):
+            facts = decide(self.state, item)
+            if not facts:
+                return ()
+            try:
+                records = [encode(fact) for fact in facts]
+                self._position = self._log.append(self._stream, self._position, records)
+            except ConflictError:
+                self.catch_up()
+                continue
+            for fact in facts:
+                evolve(self.state, fact)
+            return facts
+        raise InternalError(f"{_MAX_ATTEMPTS} others were faster to append")
+
+    def work(self, hands: Hands) -> Facts:
+        """Perform the first duty that is due; its facts, or none when all that is left is
+        to wait."""
+        now_ms = self._clock.now_ms()
+        for duty in owed(self.state):
+            if not isinstance(duty, d.WakeAt):
+                facts = self.feed(hands.perform(duty, self.state))
+            elif duty.at_ms <= now_ms and self._ticked != (self._position, now_ms):
+                self._ticked = (self._position, now_ms)
+                facts = self.feed(i.Tick(now_ms))
+            else:
+                continue
+            if facts:
+                return facts
+        return ()
+
+    def wakes_at_ms(self) -> int | None:
+        """The next time that something is due by itself; None when nothing is."""
+        now_ms = self._clock.now_ms()
+        wakes = [duty.at_ms for duty in owed(self.state) if isinstance(duty, d.WakeAt)]
+        return min((at_ms for at_ms in wakes if at_ms > now_ms), default=None)

@@ -1,0 +1,87 @@
+"""What happened, round by round, for people: a view of the log, rebuilt from it at will."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consortium.core import facts as f
+from consortium.core.terms import Terms
+
+
+@dataclass(slots=True)
+class RoundRecord:
+    """One row of the round table."""
+
+    number: int
+    version: int
+    opened_ms: int
+    invited: int = 0
+    counted: int = 0
+    dropped: int = 0
+    rejected: int = 0
+    backups: int = 0
+    extensions: int = 0
+    outcome: str = ""  # accepted, kept, unjudged, failed; empty while the round is open
+    reason: str = ""
+    samples: int = 0  # test records behind the metrics
+    metrics: dict[str, float] = field(default_factory=dict)
+    base_metrics: dict[str, float] = field(default_factory=dict)
+    model: str = ""
+    ended_ms: int = 0
+
+
+class History:
+    """Folds facts into round records."""
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundRecord] = []
+        self.finished: str = ""
+        self._terms: Terms | None = None
+
+    def add(self, fact: f.Fact) -> RoundRecord | None:
+        """Record one fact; the round's record when this fact ended it."""
+        match fact:
+            case f.PlanAdopted():
+                self._terms = fact.terms
+            case f.FederationFinished():
+                self.finished = fact.reason.name.lower()
+            case f.RoundOpened():
+                self.rounds.append(RoundRecord(fact.round, fact.version, fact.at_ms))
+            case f.SitesInvited():
+                self.rounds[-1].invited += len(fact.seats)
+            case f.BackupsInvited():
+                self.rounds[-1].backups += len(fact.seats)
+            case f.DeadlineExtended():
+                self.rounds[-1].extensions += 1
+            case f.SiteDropped():
+                self.rounds[-1].dropped += 1
+            case f.UpdateRejected() | f.UpdateExcluded():
+                self.rounds[-1].rejected += 1
+            case f.RoundClosed():
+                self.rounds[-1].counted = len(fact.members)
+            case f.MemberRemoved():
+                self.rounds[-1].counted -= 1
+            case f.Judged():
+                self._judged(fact)
+            case f.ModelPublished():
+                self.rounds[-1].model = fact.model.hex()
+            case f.RoundCompleted():
+                return self._end(fact.outcome.name.lower(), "", fact.at_ms)
+            case f.RoundFailed():
+                return self._end("failed", fact.reason.name.lower(), fact.at_ms)
+            case _:
+                pass
+        return None
+
+    def _judged(self, fact: f.Judged) -> None:
+        assert self._terms is not None
+        names = [metric.name for metric in self._terms.metrics]
+        record = self.rounds[-1]
+        record.samples = fact.samples
+        record.metrics = dict(zip(names, fact.candidate, strict=False))
+        record.base_metrics = dict(zip(names, fact.base, strict=False))
+
+    def _end(self, outcome: str, reason: str, at_ms: int) -> RoundRecord:
+        record = self.rounds[-1]
+        record.outcome, record.reason, record.ended_ms = outcome, reason, at_ms
+        return record

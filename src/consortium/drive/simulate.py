@@ -1,0 +1,181 @@
+"""A federation in one process: the real core and the real coordinator's work, with the
+sites played by an engine and time by a clock that jumps to whatever is due next.
+
+By default a block of sites is one fact, because the protocol must not cost more than
+the training. With `record=True` every update is stored, checked and logged on its own,
+exactly as a coordinator does it; both give the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from consortium.core import inputs as i
+from consortium.core.ending import Facts
+from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.state import Federation
+from consortium.drive.clock import ManualClock
+from consortium.drive.cohort import Cohort, Drops, OnWork
+from consortium.drive.driver import Driver
+from consortium.drive.engine import LoopEngine, SimulatedSite, first_model
+from consortium.drive.hands import CoordinatorHands
+from consortium.drive.history import History, RoundRecord
+from consortium.drive.rng import seed_bytes
+from consortium.errors import InsufficientParticipantsError
+from consortium.model import Layout, Vector, digest_of, save_model
+from consortium.plan.values import Plan
+from consortium.store.memory import MemoryBlobs, MemoryLog
+from consortium.store.ports import Blobs, Log
+from consortium.task import Task
+
+STREAM = "simulation"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to simulate. Nothing here changes the model but `drops`."""
+
+    record: bool = False
+    drops: Drops | None = None
+    on_round: Callable[[RoundRecord], None] | None = None
+    on_work: OnWork | None = None
+    log: Log = field(default_factory=MemoryLog)
+    blobs: Blobs = field(default_factory=MemoryBlobs)
+    task_hash: Digest | None = None  # None: the task is not a bundle of files
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished simulation."""
+
+    plan: Plan
+    seed: int
+    state: Federation
+    history: History
+    layout: Layout
+    model: Vector
+    model_digest: Digest
+    log: Log
+    blobs: Blobs
+
+    @property
+    def tensors(self) -> dict[str, npt.NDArray[Any]]:
+        """The final shared tensors."""
+        return self.layout.unflatten(self.model)
+
+
+def simulate(
+    task: Task,
+    plan: Plan,
+    sites: Sequence[SimulatedSite],
+    *,
+    seed: int,
+    options: Options | None = None,
+) -> Run:
+    """Run the whole federation here. The same seed gives the same model digest."""
+    plan.check()
+    if len(sites) < plan.federation.quorum:
+        raise InsufficientParticipantsError(
+            f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
+        )
+    return _Simulation(task, plan, sites, seed, options or Options()).run()
+
+
+class _Simulation:
+    """The driver, the coordinator's hands and the sites, and the loop around them."""
+
+    def __init__(
+        self,
+        task: Task,
+        plan: Plan,
+        sites: Sequence[SimulatedSite],
+        seed: int,
+        options: Options,
+    ) -> None:
+        self._plan, self._sites, self._seed, self._options = plan, sites, seed, options
+        self._terms = plan.terms(task.metrics)
+        self._layout, self._start = first_model(task, seed)
+        self._clock = ManualClock()
+        self._driver = Driver(options.log, STREAM, self._clock)
+        self._history = History()
+        self._hands = CoordinatorHands(
+            self._layout,
+            plan.strategy,
+            options.blobs,
+            self._clock,
+            lambda number: seed_bytes(seed, "selection", number),
+        )
+        engine = LoopEngine(task, self._layout, sites, plan.training, seed)
+        self._cohort = Cohort(engine, self._hands, plan.pipeline(), options.drops, options.on_work)
+
+    def run(self) -> Run:
+        self._set_up()
+        state = self._driver.state
+        while state.finished is None:
+            facts = self._driver.work(self._hands)
+            answer = None if facts else self._cohort.answer(state, self._clock.now_ms())
+            if answer is not None:
+                facts = self._driver.feed(answer)
+            self._note(facts)
+            if not facts:
+                self._wait()
+        digest = state.versions[state.current].model
+        model = self._hands.model(digest)
+        return Run(
+            plan=self._plan,
+            seed=self._seed,
+            state=state,
+            history=self._history,
+            layout=self._layout,
+            model=model,
+            model_digest=digest,
+            log=self._options.log,
+            blobs=self._options.blobs,
+        )
+
+    def _set_up(self) -> None:
+        plan, layout, blobs = self._plan, self._layout, self._options.blobs
+        blobs.put(plan.canonical())  # beside the log, so that a reader of it has the plan
+        model = blobs.put(save_model(layout, self._start))
+        task_hash = self._options.task_hash or digest_of(b"consortium/task/not-bundled")
+        federation = seed_bytes(self._seed, "federation", 0)[:16].hex()
+        self._feed(i.Found(federation, 0))
+        self._feed(i.AdoptPlan(plan.digest, task_hash, layout.digest, self._terms, 0))
+        self._feed(i.InstallModel(model, 0))
+        if self._options.record or any(site.report for site in self._sites):
+            self._admit_one_by_one()
+        else:
+            self._feed(i.AdmitCohort(len(self._sites), 0))
+
+    def _admit_one_by_one(self) -> None:
+        for number in range(1, len(self._sites) + 1):
+            site = SiteId(seed_bytes(self._seed, "site", number)[:16].hex())
+            self._feed(i.Admit(site, b"", 0))
+        self._report()
+
+    def _report(self) -> None:
+        """Sites that were admitted one by one say that they are there, as agents do."""
+        for seat in list(self._driver.state.roster.members):
+            report = tuple(sorted(self._sites[seat - 1].report))
+            self._feed(i.Report(Seat(seat), report, self._clock.now_ms()))
+
+    def _feed(self, item: i.Input) -> None:
+        self._note(self._driver.feed(item))
+
+    def _note(self, facts: Facts) -> None:
+        for fact in facts:
+            ended = self._history.add(fact)
+            if ended is not None and self._options.on_round is not None:
+                self._options.on_round(ended)
+
+    def _wait(self) -> None:
+        """Nothing can happen now: jump to the next time that something is due."""
+        wake_ms = self._driver.wakes_at_ms()
+        if wake_ms is None:
+            raise InsufficientParticipantsError("no round can open, now or later")
+        self._clock.advance_to(wake_ms)
+        self._report()

@@ -1,0 +1,1 @@
+"""The tamper-evident side of the log."""

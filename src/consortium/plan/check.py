@@ -1,0 +1,161 @@
+"""What does not fit together in a plan, and what a plan does and does not protect.
+
+Each finding is a sentence and a remedy. `guarantees` is shown to people before a study
+starts: it must never promise what the plan does not do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from consortium.errors import ImpossiblePlanError, PlanError
+from consortium.plan.text import parse_duration_ms
+
+if TYPE_CHECKING:
+    from consortium.plan.values import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the plan that cannot be kept."""
+
+    key: tuple[str, ...]
+    message: str
+    remedy: str
+    kind: type[PlanError] = ImpossiblePlanError
+
+
+def problems(plan: Plan) -> list[Problem]:
+    """Every impossible combination in the plan; an empty list when it can be kept."""
+    return [*_sizes(plan), *_times(plan), *_choices(plan), *_stopping(plan)]
+
+
+def _sizes(plan: Plan) -> list[Problem]:
+    quorum, selection, evaluation = plan.federation.quorum, plan.selection, plan.evaluation
+    found = []
+    if selection.target is not None and quorum > selection.target:
+        found.append(
+            Problem(
+                ("federation", "quorum"),
+                f"quorum {quorum} is above target {selection.target}: no round could end well",
+                f"set quorum to {selection.target} or less, or target to {quorum} or more",
+            )
+        )
+    if selection.wait_for is not None and selection.wait_for < quorum:
+        found.append(
+            Problem(
+                ("selection", "wait_for"),
+                f"wait_for {selection.wait_for} is below quorum {quorum}",
+                f"set wait_for to {quorum} or more",
+            )
+        )
+    if evaluation.enabled and evaluation.quorum is not None:
+        most = selection.target or evaluation.quorum
+        if evaluation.quorum > most:
+            found.append(
+                Problem(
+                    ("evaluation", "quorum"),
+                    f"{evaluation.quorum} evaluations are asked for, but only members of the "
+                    f"round evaluate and there are {most} at most",
+                    f"set it to {most} or less",
+                )
+            )
+    return found
+
+
+def _times(plan: Plan) -> list[Problem]:
+    found = [
+        Problem(("round", key), f"{key} is zero", f'{key} = "30m"')
+        for key in ("duration", "extension")
+        if parse_duration_ms(getattr(plan.round, key)) == 0
+    ]
+    if plan.evaluation.enabled and parse_duration_ms(plan.evaluation.deadline) == 0:
+        found.append(
+            Problem(("evaluation", "deadline"), "the evaluation deadline is zero", '"10m"')
+        )
+    return found
+
+
+def _choices(plan: Plan) -> list[Problem]:
+    found = []
+    strategy, selection, federation = plan.strategy, plan.selection, plan.federation
+    if strategy.weight == "capped" and strategy.weight_cap is None:
+        found.append(
+            Problem(
+                ("strategy", "weight"),
+                'weight = "capped" needs weight_cap, in samples',
+                "weight_cap = 1000",
+            )
+        )
+    if strategy.weight != "capped" and strategy.weight_cap is not None:
+        found.append(
+            Problem(
+                ("strategy", "weight_cap"),
+                f'weight_cap has no effect with weight = "{strategy.weight}"',
+                'weight = "capped"',
+            )
+        )
+    if selection.strategy == "diverse" and not selection.spread:
+        found.append(
+            Problem(
+                ("selection", "strategy"),
+                'strategy = "diverse" needs the attributes to spread over',
+                'spread = ["region", "size"]',
+            )
+        )
+    if federation.sites is not None and federation.server is not None:
+        found.append(
+            Problem(
+                ("federation", "server"),
+                "the plan has both sites (simulate here) and server (deploy)",
+                "keep one of the two lines",
+            )
+        )
+    return found
+
+
+def _stopping(plan: Plan) -> list[Problem]:
+    if plan.evaluation.enabled:
+        return []
+    found = []
+    for key, is_set in (
+        ("loss_below", plan.stop.loss_below is not None),
+        ("patience", plan.stop.patience > 0),
+    ):
+        if is_set:
+            found.append(
+                Problem(
+                    ("stop", key),
+                    f"{key} looks at evaluations, and the plan has none",
+                    "set enabled = true in [evaluation]",
+                )
+            )
+    return found
+
+
+def guarantees(plan: Plan) -> list[str]:
+    """What this plan protects, and what it does not, in sentences for people."""
+    quorum = plan.federation.quorum
+    sentences = [
+        "STAYS: records never leave a site; a site sends model updates, a weight and metric sums.",
+        "SEEN: the coordinator sees every site's update in the clear. An update can reveal "
+        "records of its site to whoever reads it.",
+        "NOT PROTECTED: there is no differential privacy and no secure aggregation in this plan.",
+        f"A model is published only when at least {quorum} sites contributed to it.",
+    ]
+    if plan.strategy.weight in ("samples", "sqrt"):
+        sentences.append("SEEN: the coordinator learns how many records each site trained on.")
+    if quorum < 3:
+        sentences.append(
+            f"WARNING: with quorum {quorum} a site can subtract its own update from the mean "
+            "and see another site's update."
+        )
+    if plan.strategy.clip is not None:
+        sentences.append(
+            f"An update is scaled down to norm {plan.strategy.clip:g}. This bounds what one "
+            "site can do to the model; without noise it is not privacy."
+        )
+    if not plan.evaluation.enabled or not plan.evaluation.gate:
+        sentences.append("WARNING: no gate: a worse model replaces a better one.")
+    return sentences

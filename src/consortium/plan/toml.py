@@ -1,0 +1,189 @@
+"""Plans as TOML, in and out. An error points at the line and suggests what was meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from consortium.errors import (
+    PlanError,
+    PlanFileError,
+    PlanSyntaxError,
+    UnknownKeyError,
+    UnsupportedPlanError,
+    WrongTypeError,
+)
+from consortium.plan.check import Problem, problems
+from consortium.plan.values import Plan
+
+MAX_PLAN_BYTES = 1 << 20
+# Protections that a plan may ask for and this version cannot give: refused, never ignored.
+_NOT_YET = {
+    "privacy": "differential privacy",
+    "security": "secure aggregation",
+}
+
+# Pydantic speaks of Python's types; a plan is TOML.
+_IN_WORDS = {
+    "a valid tuple": 'a list, such as ["one", "two"]',
+    "a valid string": "text in quotes",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+}
+
+Key = tuple[str, ...]
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a TOML file, checked. Raises a `PlanError` that names the line."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PlanFileError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > MAX_PLAN_BYTES:
+        raise PlanFileError(f"{path} is larger than 1 MiB; that is not a plan")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise PlanSyntaxError(f"{path} is not UTF-8 text", where=str(path)) from None
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, name: str = "plan") -> Plan:
+    """The plan in `text`; `name` is what error messages call it."""
+    source = _Source(text, name)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise source.syntax_error(str(error)) from None
+    _refuse_unsupported(values, source)
+    try:
+        plan = Plan.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error.errors()[0], source) from None
+    found = problems(plan)
+    if found:
+        raise source.problem(found[0])
+    return plan
+
+
+def write_plan(plan: Plan) -> str:
+    """The plan as TOML, every key that is not at its default. Reads back to an equal plan."""
+    values = plan.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return tomli_w.dumps({name: table for name, table in values.items() if table})
+
+
+def _refuse_unsupported(values: dict[str, Any], source: _Source) -> None:
+    for section, what in _NOT_YET.items():
+        if section in values:
+            raise source.error(
+                UnsupportedPlanError,
+                (section,),
+                f"[{section}] asks for {what}, which this version does not have",
+                f"take [{section}] out, if the study may run without it",
+            )
+
+
+def _explain(detail: ErrorDetails, source: _Source) -> PlanError:
+    """Pydantic's finding as one of our errors, with its line."""
+    key: Key = tuple(str(part) for part in detail["loc"] if isinstance(part, str))
+    place = f"`{key[-1]}` in [{key[0]}]" if len(key) > 1 else f"[{key[0]}]"
+    if detail["type"] == "extra_forbidden":
+        kind = "key" if len(key) > 1 else "section"
+        hint = _suggestion(key[-1], _keys(key[:-1]))
+        return source.error(UnknownKeyError, key, f"unknown {kind} {place}", hint)
+    if len(key) == 1:
+        return source.error(
+            WrongTypeError, key, f"{place} is a section, not a value", _describe(key)
+        )
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    for theirs, ours in _IN_WORDS.items():
+        message = message.replace(theirs, ours)
+    return source.error(WrongTypeError, key, f"{place}: {message}", _describe(key))
+
+
+def _keys(section: Key) -> list[str]:
+    model: type[BaseModel] = Plan
+    for name in section:
+        annotation = Plan.model_fields[name].annotation
+        model = annotation if isinstance(annotation, type) else model
+    return list(model.model_fields)
+
+
+def _describe(key: Key) -> str:
+    if len(key) != 2 or key[0] not in Plan.model_fields:
+        return "a section holds keys: [federation], then rounds = 20"
+    section = Plan.model_fields[key[0]].annotation
+    field = section.model_fields[key[1]]  # type: ignore[union-attr]  # every field of Plan is a section
+    choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    listed = f" (one of {', '.join(choices)})" if choices else ""
+    return f"{key[1]}: {field.description}{listed}"
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The text of a plan, for pointing at lines. tomllib keeps no positions, so keys are
+    looked for in the text; a key that cannot be found is reported without a line."""
+
+    text: str
+    name: str
+
+    def problem(self, found: Problem) -> PlanError:
+        return self.error(found.kind, found.key, found.message, found.remedy)
+
+    def error(self, kind: type[PlanError], key: Key, message: str, hint: str) -> PlanError:
+        place = self._find(key) or (self._find(key[:1]) if len(key) > 1 else None)
+        if place is None:
+            return kind(message, hint=hint, where=self.name)
+        line, column, width = place
+        return kind(
+            message, hint=hint, where=f"{self.name}:{line}", excerpt=self._at(line, column, width)
+        )
+
+    def syntax_error(self, message: str) -> PlanError:
+        match = re.search(r"\(at line (\d+), column (\d+)\)", message)
+        what = re.sub(r"\s*\(at .*\)$", "", message)
+        what = what[:1].lower() + what[1:]
+        hint = 'text is written in quotes: name = "heart"'
+        if match is None:
+            return PlanSyntaxError(f"not TOML: {what}", hint=hint, where=self.name)
+        line, column = int(match[1]), int(match[2])
+        excerpt = self._at(line, column, 1)
+        where = f"{self.name}:{line}"
+        return PlanSyntaxError(f"not TOML: {what}", hint=hint, where=where, excerpt=excerpt)
+
+    def _at(self, line: int, column: int, width: int) -> str:
+        lines = self.text.splitlines()
+        shown = lines[line - 1] if line <= len(lines) else ""
+        return f"{shown}\n{' ' * (column - 1)}{'^' * width}"
+
+    def _find(self, key: Key) -> tuple[int, int, int] | None:
+        """(line, column, width) of a section's header or of a key in it."""
+        section: Key = ()
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            header = re.match(r"\s*\[\s*([^\[\]#]+?)\s*\]", line)
+            if header:
+                section = tuple(part.strip(" \"'") for part in header[1].split("."))
+                if section == key:
+                    return number, header.start(1) + 1, len(header[1])
+                continue
+            entry = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line)
+            if entry:
+                name = tuple(part.strip("\"'") for part in entry[1].split("."))
+                if (*section, *name) == key:
+                    return number, entry.start(1) + 1, len(entry[1])
+        return None

@@ -1,0 +1,266 @@
+"""The plan's sections and keys, their defaults, and what they compile to.
+
+Every key has a description: the reference page and error hints are made from it. `sites`
+and `server` say where, not what: they are left out of the digest, so the same plan in
+simulation and in production has the same digest.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from consortium.core.ending import LOSS
+from consortium.core.ids import Digest
+from consortium.core.terms import PPM, Close, Condition, Metric, Selection, Terms
+from consortium.errors import ImpossiblePlanError
+from consortium.plan.check import guarantees, problems
+from consortium.plan.text import parse_condition, parse_duration_ms
+from consortium.update.clip import ClipByNorm
+from consortium.update.stage import Chain, Stage, chain
+from consortium.update.weigh import Weigh, Weighting
+
+DEPLOYMENT_KEYS = {"federation": {"sites", "server"}}
+_CONTEXT = b"consortium/plan/v1\0"
+
+
+def _valid_duration(text: str) -> str:
+    parse_duration_ms(text)
+    return text
+
+
+def _valid_condition(text: str) -> str:
+    parse_condition(text)
+    return text
+
+
+_Duration = Annotated[str, AfterValidator(_valid_duration)]
+_Ratio = Annotated[float, Field(gt=0, le=1)]
+# TOML has lists only: these are the one place where a list may stand for a tuple.
+_Names = Annotated[tuple[str, ...], Field(strict=False)]
+_Conditions = Annotated[
+    tuple[Annotated[str, AfterValidator(_valid_condition)], ...], Field(strict=False)
+]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TaskSection(_Section):
+    """Which code every site runs."""
+
+    entry: str = Field(default="", description='the task: "file.py:name"')
+    files: _Names = Field(default=(), description="further files that the task needs")
+
+
+class FederationSection(_Section):
+    """Who learns together, how often, and where."""
+
+    name: str = Field(
+        default="study", min_length=1, max_length=64, description="the federation's name"
+    )
+    rounds: _Count = Field(default=100, description="rounds, at most")
+    quorum: _Count = Field(default=3, description="updates without which nothing is aggregated")
+    every: _Duration = Field(
+        default="0s", description='cadence, such as "1d"; "0s": one after another'
+    )
+    sites: str | None = Field(
+        default=None, description="simulate here: a pattern of data files, one a site"
+    )
+    server: str | None = Field(default=None, description="deploy: the coordinator's address")
+
+
+class SelectionSection(_Section):
+    """Whom to invite."""
+
+    strategy: Literal["random", "fair", "diverse"] = Field(
+        default="random", description="at random; who took part least; spread over attributes"
+    )
+    target: _Count | None = Field(default=None, description="sites a round; unset: by fraction")
+    fraction: _Ratio = Field(
+        default=0.5, description="of the eligible sites, when there is no target"
+    )
+    overselect: float = Field(
+        default=1.0, ge=1, le=10, description="invite this many times the target"
+    )
+    wait_for: _Count | None = Field(
+        default=None, description="eligible sites before a round begins; unset: the quorum"
+    )
+    spread: _Names = Field(default=(), description='attributes for "diverse", such as ["region"]')
+    require: _Conditions = Field(
+        default=(), description='conditions on reports, such as ["memory_gb >= 16"]'
+    )
+    preset: Literal["none", "mobile"] = Field(
+        default="none", description='"mobile" adds battery > 0.3 and network == wifi'
+    )
+    seen_within: _Duration = Field(
+        default="24h", description="a site heard of longer ago is not invited"
+    )
+
+
+class RoundSection(_Section):
+    """How long a round waits, and for whom."""
+
+    duration: _Duration = Field(default="1h", description="from invitation to deadline")
+    extension: _Duration = Field(default="30m", description="added when too few are left")
+    max_extensions: int = Field(default=1, ge=0, le=100, description="extensions, at most")
+    grace: _Duration = Field(default="60s", description="for checks still running at the deadline")
+    retry: _Duration = Field(default="60s", description="pause after a failed round")
+    close: Literal["all_or_deadline", "quorum"] = Field(
+        default="all_or_deadline", description="when to stop waiting"
+    )
+
+
+class StrategySection(_Section):
+    """How updates become one model."""
+
+    name: Literal["fedavg"] = Field(default="fedavg", description="the aggregation")
+    weight: Literal["samples", "uniform", "capped", "sqrt"] = Field(
+        default="samples", description="how much a site counts"
+    )
+    weight_cap: float | None = Field(
+        default=None, gt=0, description='samples, for weight = "capped"'
+    )
+    clip: float | None = Field(default=None, gt=0, description="largest L2 norm of an update")
+    server_lr: float = Field(default=1.0, gt=0, le=10, description="step of the server")
+
+
+class TrainingSection(_Section):
+    """What sites do between invitation and update. The task reads it as `site.training`."""
+
+    epochs: int = Field(default=5, ge=1, le=100_000, description="local epochs a round")
+    batch_size: int = Field(default=32, ge=1, le=10_000_000, description="records a step")
+    lr: float = Field(default=0.01, gt=0, description="local learning rate")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="local momentum")
+
+
+class EvaluationSection(_Section):
+    """What members measure, and what the gate makes of it."""
+
+    enabled: bool = Field(default=True, description="members evaluate every candidate")
+    metric: str = Field(default="loss", description="the metric that the gate and patience look at")
+    quorum: _Count | None = Field(default=None, description="evaluations needed; unset: as updates")
+    deadline: _Duration = Field(default="10m", description="for evaluations")
+    gate: bool = Field(default=True, description="keep the base when the candidate is worse")
+    gate_base: _Ratio = Field(
+        default=0.95, description="of the base's score that a candidate must reach"
+    )
+    gate_best: _Ratio = Field(
+        default=0.90, description="of the best recent score that it must reach"
+    )
+    gate_window: int = Field(default=5, ge=1, le=1000, description="versions that count as recent")
+
+
+class StopSection(_Section):
+    """When to stop before the last round."""
+
+    loss_below: float | None = Field(
+        default=None, description="stop when the loss is below, such as 0.01"
+    )
+    patience: int = Field(
+        default=0, ge=0, le=1_000_000, description="rounds without improvement; 0: no limit"
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="what counts as an improvement")
+
+
+class Plan(_Section):
+    """Every rule of a federation. Frozen; equal plans have equal digests."""
+
+    task: TaskSection = TaskSection()
+    federation: FederationSection = FederationSection()
+    selection: SelectionSection = SelectionSection()
+    round: RoundSection = RoundSection()
+    strategy: StrategySection = StrategySection()
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    stop: StopSection = StopSection()
+
+    def check(self) -> None:
+        """Raise the first impossible combination, with a remedy, if there is one."""
+        for problem in problems(self):
+            raise problem.kind(problem.message, hint=problem.remedy)
+
+    def guarantees(self) -> list[str]:
+        """What this plan protects, and what it does not, in sentences for people."""
+        return guarantees(self)
+
+    def canonical(self) -> bytes:
+        """What the digest covers: every key with its value, but for where the plan runs."""
+        values = self.model_dump(mode="json", exclude=DEPLOYMENT_KEYS)
+        return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(sha256(_CONTEXT + self.canonical()).digest())
+
+    def pipeline(self) -> Chain:
+        """What happens to an update before it leaves a site."""
+        strategy = self.strategy
+        stages: list[Stage] = [Weigh(Weighting(strategy.weight), strategy.weight_cap or 0.0)]
+        if strategy.clip is not None:
+            stages.append(ClipByNorm(strategy.clip))
+        return chain(*stages)
+
+    def terms(self, metrics: tuple[Metric, ...]) -> Terms:
+        """The rules that the core knows, for a task that reports these metrics."""
+        self._check_metrics(metrics)
+        federation, selection, timing = self.federation, self.selection, self.round
+        evaluation, stop = self.evaluation, self.stop
+        return Terms(
+            rounds=federation.rounds,
+            quorum=federation.quorum,
+            wait_for=selection.wait_for or federation.quorum,
+            target=selection.target or 0,
+            fraction_ppm=_ppm(selection.fraction),
+            overselect_ppm=_ppm(selection.overselect),
+            selection=Selection[selection.strategy.upper()],
+            spread=selection.spread,
+            conditions=self.conditions(),
+            seen_within_ms=parse_duration_ms(selection.seen_within),
+            duration_ms=parse_duration_ms(timing.duration),
+            extension_ms=parse_duration_ms(timing.extension),
+            max_extensions=timing.max_extensions,
+            grace_ms=parse_duration_ms(timing.grace),
+            retry_ms=parse_duration_ms(timing.retry),
+            every_ms=parse_duration_ms(federation.every),
+            close=Close[timing.close.upper()],
+            norm_factor=0 if self.strategy.clip is not None else 10,
+            metrics=metrics,
+            judged_by=evaluation.metric if evaluation.enabled else "",
+            evaluation_quorum=(evaluation.quorum or federation.quorum) if evaluation.enabled else 0,
+            evaluation_ms=parse_duration_ms(evaluation.deadline),
+            is_gated=evaluation.gate and evaluation.enabled,
+            gate_base_ppm=_ppm(evaluation.gate_base),
+            gate_best_ppm=_ppm(evaluation.gate_best),
+            gate_window=evaluation.gate_window,
+            stop_below=stop.loss_below,
+            patience=stop.patience,
+            min_delta=stop.min_delta,
+        )
+
+    def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:
+        names = [metric.name for metric in metrics]
+        wanted = [self.evaluation.metric] if self.evaluation.enabled else []
+        if self.stop.loss_below is not None:
+            wanted.append(LOSS)
+        for name in wanted:
+            if name not in names:
+                raise ImpossiblePlanError(
+                    f"the plan looks at the metric `{name}`, which the task does not report",
+                    hint=f"the task reports: {', '.join(names) or 'nothing'}",
+                )
+
+    def conditions(self) -> tuple[Condition, ...]:
+        texts = self.selection.require
+        if self.selection.preset == "mobile":
+            texts = (*texts, "battery > 0.3", "network == wifi")
+        return tuple(parse_condition(text) for text in texts)
+
+
+def _ppm(ratio: float) -> int:
+    return round(ratio * PPM)

@@ -1,0 +1,1 @@
+"""Where facts and blobs are kept: two ports, and the backends behind them."""

@@ -1,0 +1,231 @@
+"""What may arrive: the finite set of inputs that the explorer tries in every state.
+
+Times are taken from the deadlines in force, so that every comparison is tried before, at
+and after its edge, wherever an extension has moved it. Clocks are not assumed to run
+forwards: every input is tried at every one of its times, in every state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.federation import decide, evolve
+from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
+from consortium.core.state import Federation
+from consortium.core.terms import Terms
+
+START_MS = 1_000
+READY = "ready"  # what the sites report; terms may have a condition on it
+STRANGER = Seat(99)
+SEEDS = (bytes(32), b"\1" * 32)
+QUIET_NORM, LOUD_NORM = 1.0, 100.0
+# Duties report at these fixed times: the core compares none of them with a deadline.
+_SUMMED_MS, _JUDGED_MS, _RELEASED_MS = START_MS + 300, START_MS + 600, START_MS + 700
+
+
+def digest(label: str) -> Digest:
+    """A recognisable stand-in for a SHA-256 digest."""
+    return Digest(label.encode().ljust(DIGEST_BYTES, b"."))
+
+
+def update_of(seat: Seat) -> Digest:
+    """The update that an honest seat sends."""
+    return digest(f"update of {seat}")
+
+
+FIRST_MODEL, MODEL, OTHER_MODEL = digest("first model"), digest("model"), digest("other model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alphabet:
+    """Who may do what besides taking part honestly; every name is a set of seats.
+
+    Every seat submits, is checked and evaluates, whatever is written here. More seats in
+    more sets mean more states: each set multiplies the walk by about two.
+    """
+
+    sites: int = 4
+    swapping: Seats = ()  # send another update, first or second
+    faulty: Seats = ()  # their update fails its checks
+    loud: Seats = ()  # their update is a hundred times as large
+    failing: Seats = ()  # say that they cannot go on
+    leaving: Seats = ()  # are revoked
+    doubting: Seats = ()  # find the candidate bad
+    reporting: Seats = ()  # become ineligible, and eligible again
+    is_led: bool = False  # the lead holds, resumes, rolls back and stops between rounds
+    seeds: tuple[bytes, ...] = SEEDS
+
+    @property
+    def seats(self) -> Seats:
+        return tuple(Seat(number) for number in range(1, self.sites + 1))
+
+
+def founding(terms: Terms, alphabet: Alphabet) -> list[f.Fact]:
+    """The facts of a federation that is ready for its first round."""
+    state, facts = Federation(), list[f.Fact]()
+    report = ((READY, True),)
+    arrivals: list[i.Input] = [
+        i.Found("explored", START_MS),
+        i.AdoptPlan(digest("plan"), digest("task"), digest("layout"), terms, START_MS),
+        i.InstallModel(FIRST_MODEL, START_MS),
+        *(i.Admit(SiteId(f"site {seat}"), b"", START_MS) for seat in alphabet.seats),
+        *(i.Report(seat, report, START_MS) for seat in alphabet.seats),
+    ]
+    for item in arrivals:
+        for fact in decide(state, item):
+            evolve(state, fact)
+            facts.append(fact)
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the inputs of a state depend on."""
+
+    number: int
+    deadline_ms: int
+    evaluate_by_ms: int
+    members: int
+    next_due_ms: int
+    is_open: bool
+
+    @classmethod
+    def of(cls, state: Federation) -> Moment:
+        present = state.round or state.ended
+        if present is None:
+            return cls(0, START_MS, START_MS, 0, state.next_due_ms, False)
+        return cls(
+            state.last_number,
+            present.deadline_ms,
+            present.evaluate_by_ms or _SUMMED_MS,
+            len(present.members),
+            state.next_due_ms,
+            state.round is not None,
+        )
+
+
+@cache
+def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, ...]:
+    """Everything that may arrive at this moment, each once."""
+    arrivals = (
+        *_from_the_lead(moment, alphabet),
+        *_ticks(moment, terms),
+        *_draws(moment, alphabet),
+        *_submissions(moment, alphabet),
+        *_checks(moment, terms, alphabet),
+        *_losses(moment, alphabet),
+        *_sums(moment),
+        *_scores(moment, terms, alphabet),
+        *_verdicts(moment),
+        *_old_news(moment),
+    )
+    return tuple(dict.fromkeys(arrivals))
+
+
+def _from_the_lead(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+    yield i.OpenRound(START_MS)
+    yield i.CancelRound(at.number, at.deadline_ms - 1)
+    yield i.CancelRound(at.number + 1, at.deadline_ms - 1)
+    if alphabet.is_led:
+        yield from (i.Hold(START_MS), i.Resume(START_MS), i.Stop(START_MS))
+        yield from (i.RollBack(0, START_MS), i.RollBack(9, START_MS))
+        yield i.InstallModel(FIRST_MODEL, START_MS)
+
+
+def _ticks(at: Moment, terms: Terms) -> Iterator[i.Input]:
+    for now_ms in (at.deadline_ms - 1, at.deadline_ms, at.deadline_ms + 1):
+        yield i.Tick(now_ms)
+    for now_ms in (at.deadline_ms + terms.grace_ms, at.evaluate_by_ms, at.next_due_ms - 1):
+        yield from (i.Tick(now_ms), i.Tick(now_ms + 1))
+
+
+def _draws(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+    for seed in alphabet.seeds:
+        yield i.Drawn(at.number, seed, START_MS + 1)
+    yield i.Drawn(at.number + 1, SEEDS[0], START_MS + 1)
+    yield i.Drawn(at.number, b"short", START_MS + 1)
+
+
+def _submissions(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+    times = (at.deadline_ms - 1, at.deadline_ms, at.deadline_ms + 1)
+    for seat in (*alphabet.seats, STRANGER):
+        for now_ms in times:
+            yield i.Submit(at.number, seat, update_of(seat), None, now_ms)
+    for seat in alphabet.swapping:
+        for now_ms in times:
+            yield i.Submit(at.number, seat, _other_update(seat), None, now_ms)
+    for seat in alphabet.reporting:
+        for is_ready in (True, False):
+            yield i.Report(seat, ((READY, is_ready),), START_MS)
+    yield i.Report(STRANGER, (), START_MS)
+
+
+def _checks(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
+    late_ms = at.deadline_ms + 1
+    for now_ms in (at.deadline_ms, late_ms, late_ms + terms.grace_ms):
+        for seat in alphabet.seats:
+            yield _checked(at.number, seat, None, QUIET_NORM, now_ms)
+        for seat in alphabet.faulty:
+            yield _checked(at.number, seat, f.Fault.FORMAT, QUIET_NORM, now_ms)
+        for seat in alphabet.loud:
+            yield _checked(at.number, seat, None, LOUD_NORM, now_ms)
+    for seat in alphabet.seats:
+        yield i.Checked(at.number, seat, _other_update(seat), None, 1.0, QUIET_NORM, at.deadline_ms)
+
+
+def _checked(number: int, seat: Seat, fault: f.Fault | None, norm: float, now_ms: int) -> i.Checked:
+    return i.Checked(number, seat, update_of(seat), fault, 1.0, norm, now_ms)
+
+
+def _other_update(seat: Seat) -> Digest:
+    return digest(f"another update of {seat}")
+
+
+def _losses(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+    for now_ms in (at.deadline_ms, at.deadline_ms + 1):
+        for seat in (*alphabet.failing, STRANGER):
+            yield i.Fail(at.number, seat, f.Failure.TRAINING, None, now_ms)
+        for seat in (*alphabet.leaving, STRANGER):
+            yield i.Dismiss(seat, f.Departure.REVOKED, now_ms)
+
+
+def _sums(at: Moment) -> Iterator[i.Input]:
+    for count in (at.members, at.members + 1):
+        for model in (MODEL, OTHER_MODEL):
+            yield i.Summed(at.number, count, model, None, _SUMMED_MS)
+        yield i.NotSummed(at.number, count, f.RoundEnd.NOT_FINITE, _SUMMED_MS)
+
+
+def _scores(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
+    good, base = (0.5,) * len(terms.metrics), (0.25,) * len(terms.metrics)
+    on_time_ms, late_ms = at.evaluate_by_ms, at.evaluate_by_ms + 1
+    for seat in (*alphabet.seats, STRANGER):
+        yield i.Score(at.number, seat, MODEL, 10, good, base, None, on_time_ms)
+        yield i.Score(at.number, seat, MODEL, 10, good, base, None, late_ms)
+        yield i.Score(at.number, seat, OTHER_MODEL, 10, good, base, None, on_time_ms)
+    for seat in alphabet.doubting:
+        yield i.Score(at.number, seat, MODEL, 20, base, good, None, on_time_ms)
+        yield i.Score(at.number, seat, MODEL, 0, base, good, None, on_time_ms)
+        yield i.Score(at.number, seat, MODEL, 20, (*base, 0.0), good, None, on_time_ms)
+
+
+def _verdicts(at: Moment) -> Iterator[i.Input]:
+    for model in (MODEL, OTHER_MODEL):
+        for outcome in f.Outcome:
+            yield i.Verdict(at.number, model, outcome, _JUDGED_MS)
+        yield i.Released(at.number, model, _RELEASED_MS)
+
+
+def _old_news(at: Moment) -> Iterator[i.Input]:
+    """Messages that speak of the round before this one, or of one yet to come."""
+    for number in (at.number - 1, at.number + 1):
+        yield i.Submit(number, Seat(1), update_of(Seat(1)), None, at.deadline_ms)
+        yield i.Fail(number, Seat(2), f.Failure.TRAINING, None, at.deadline_ms)
+        yield _checked(number, Seat(1), None, QUIET_NORM, at.deadline_ms)
+        yield i.Summed(number, at.members, MODEL, None, _SUMMED_MS)
+        yield i.Verdict(number, MODEL, f.Outcome.ACCEPTED, _JUDGED_MS)
+        yield i.Released(number, MODEL, _RELEASED_MS)

@@ -1,0 +1,145 @@
+"""What every log and every blob store must do, as one suite for all backends.
+
+Use it from pytest: `@pytest.mark.parametrize("check", LOG_CHECKS)` and call
+`check(make)`, where `make()` gives a fresh, empty store. Each check raises
+`AssertionError` with a sentence when the store is wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from consortium.core.ids import Digest
+from consortium.errors import ConflictError, MissingBlobError
+from consortium.model import digest_of
+from consortium.store.ports import Blobs, Log
+
+MakeLog = Callable[[], Log]
+MakeBlobs = Callable[[], Blobs]
+
+
+def appended_records_come_back_in_order(make: MakeLog) -> None:
+    log = make()
+    assert log.append("a", 0, [b"one", b""]) == 2, "append returns the new length"
+    assert log.append("a", 2, [b"three"]) == 3, "append returns the new length"
+    assert list(log.read("a")) == [b"one", b"", b"three"], "records come back as they went in"
+    assert list(log.read("a", 1)) == [b"", b"three"], "reading starts where it is told"
+    assert list(log.read("a", 3)) == [], "reading at the end gives nothing"
+
+
+def streams_are_separate(make: MakeLog) -> None:
+    log = make()
+    log.append("a", 0, [b"x"])
+    assert list(log.read("b")) == [], "an unknown stream is empty"
+    assert log.append("b", 0, [b"y"]) == 1, "each stream has its own positions"
+    assert list(log.read("a")) == [b"x"], "another stream's records stay out"
+
+
+def wrong_position_is_a_conflict_and_writes_nothing(make: MakeLog) -> None:
+    log = make()
+    log.append("a", 0, [b"x"])
+    for expected in (0, 2):
+        try:
+            log.append("a", expected, [b"lost", b"lost"])
+        except ConflictError:
+            pass
+        else:
+            raise AssertionError("append at a wrong position must raise ConflictError")
+    assert list(log.read("a")) == [b"x"], "a conflict writes nothing"
+
+
+def one_of_many_writers_wins_each_position(make: MakeLog) -> None:
+    log = make()
+    wins: list[int] = []
+
+    def compete(name: int) -> None:
+        for position in range(20):
+            try:
+                log.append("a", position, [bytes([name])])
+            except ConflictError:
+                continue
+            wins.append(position)
+
+    threads = [threading.Thread(target=compete, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    length = len(list(log.read("a")))
+    assert sorted(wins) == list(range(length)), "each position has exactly one winner"
+
+
+def reading_is_a_snapshot(make: MakeLog) -> None:
+    log = make()
+    log.append("a", 0, [b"x", b"y"])
+    reading = log.read("a")
+    assert next(reading) == b"x", "the first record comes first"
+    log.append("a", 2, [b"z"])
+    assert list(reading) == [b"y"], "a reading ends where the stream ended when it began"
+
+
+def follow_wakes_when_something_comes(make: MakeLog) -> None:
+    log = make()
+    assert log.follow("a", 0, 0.01) == 0, "follow returns the length when time is over"
+    log.append("a", 0, [b"x"])
+    assert log.follow("a", 0, 5.0) == 1, "follow does not wait for what is there"
+    writer = threading.Timer(0.02, lambda: log.append("a", 1, [b"y"]))
+    writer.start()
+    assert log.follow("a", 1, 5.0) == 2, "follow wakes for what comes"
+    writer.join()
+
+
+def blobs_come_back_under_their_digest(make: MakeBlobs) -> None:
+    blobs = make()
+    for data in (b"", b"some bytes", bytes(range(256)) * 999):
+        digest = blobs.put(data)
+        assert digest == digest_of(data), "a blob's name is the SHA-256 of its bytes"
+        assert blobs.put(data) == digest, "the same bytes again have the same name"
+        assert blobs.has(digest), "what was put is there"
+        assert blobs.get(digest) == data, "what was put comes back"
+
+
+def slices_of_blobs_can_be_read(make: MakeBlobs) -> None:
+    blobs = make()
+    digest = blobs.put(b"0123456789")
+    assert blobs.get(digest, 3) == b"3456789", "from an offset to the end"
+    assert blobs.get(digest, 3, 4) == b"3456", "a slice"
+    assert blobs.get(digest, 0, 2) == b"01", "a slice from the start"
+    assert blobs.get(digest, 8, 99) == b"89", "a slice past the end is cut"
+
+
+def missing_blobs_are_refused(make: MakeBlobs) -> None:
+    blobs = make()
+    missing = Digest(bytes(32))
+    assert not blobs.has(missing), "what was not put is not there"
+    try:
+        blobs.get(missing)
+    except MissingBlobError:
+        return
+    raise AssertionError("getting a missing blob must raise MissingBlobError")
+
+
+def dropped_blobs_are_gone(make: MakeBlobs) -> None:
+    blobs = make()
+    kept, dropped = blobs.put(b"kept"), blobs.put(b"dropped")
+    blobs.drop(dropped)
+    blobs.drop(dropped)
+    assert blobs.has(kept) and not blobs.has(dropped), "only what was dropped is gone"
+    assert blobs.get(blobs.put(b"dropped")) == b"dropped", "a dropped blob can come back"
+
+
+LOG_CHECKS: tuple[Callable[[MakeLog], None], ...] = (
+    appended_records_come_back_in_order,
+    streams_are_separate,
+    wrong_position_is_a_conflict_and_writes_nothing,
+    one_of_many_writers_wins_each_position,
+    reading_is_a_snapshot,
+    follow_wakes_when_something_comes,
+)
+BLOB_CHECKS: tuple[Callable[[MakeBlobs], None], ...] = (
+    blobs_come_back_under_their_digest,
+    slices_of_blobs_can_be_read,
+    missing_blobs_are_refused,
+    dropped_blobs_are_gone,
+)

@@ -1,0 +1,186 @@
+"""What must hold of every reply that changes nothing: a refusal, or silence for old news.
+
+A rule gets the state, the input and the refusal, None for silence. It says when silence
+would lose something, when a refusal would be unjust, and when it must be which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from consortium.core import inputs as i
+from consortium.core.ids import Seat
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Step
+from consortium.errors import (
+    AlreadySubmittedError,
+    DeadlineExpiredError,
+    InvalidInputError,
+    Refusal,
+    UnauthorizedClientError,
+)
+
+Reply = Refusal | None
+# Each rule takes the one kind of input that REPLY_RULES lists it under.
+ReplyRule = Callable[[Federation, Any, Reply], bool]
+
+
+def _spoken_of(state: Federation, number: int) -> Round | None:
+    for known in (state.round, state.ended):
+        if known is not None and known.number == number:
+            return known
+    return None
+
+
+def _at(state: Federation, number: int, step: Step) -> Round | None:
+    present = state.round
+    is_there = present is not None and present.number == number and present.step is step
+    return present if is_there else None
+
+
+# ---- sites --------------------------------------------------------------------------
+
+
+def strangers_are_refused(
+    state: Federation, item: i.Submit | i.Fail | i.Score, reply: Reply
+) -> bool:
+    """Whoever is not on the roster or was not invited is told so, and nothing else (I-A1)."""
+    known = _spoken_of(state, item.round)
+    is_known = item.seat in state.roster and (known is None or item.seat in known.invited)
+    return is_known or isinstance(reply, UnauthorizedClientError)
+
+
+def updates_in_time_are_taken(state: Federation, item: i.Submit, reply: Reply) -> bool:
+    """A site that is waited for can answer up to the deadline itself, and no later."""
+    present = _at(state, item.round, Step.TRAINING)
+    if present is None or item.seat not in present.waiting:
+        return True
+    return item.now_ms > present.deadline_ms and isinstance(reply, DeadlineExpiredError)
+
+
+def the_same_update_again_is_fine(state: Federation, item: i.Submit, reply: Reply) -> bool:
+    """A retry is answered like the first time, however late it comes (I-R5)."""
+    return reply is None or _held(state, item.round, item.seat) != item.update
+
+
+def another_update_is_refused(state: Federation, item: i.Submit, reply: Reply) -> bool:
+    """A second update of the same site is refused, and the first one stands (I-R5)."""
+    held = _held(state, item.round, item.seat)
+    return held in (None, item.update) or isinstance(reply, AlreadySubmittedError)
+
+
+def _held(state: Federation, number: int, seat: Seat) -> bytes | None:
+    known = _spoken_of(state, number)
+    if known is None or seat not in state.roster:
+        return None
+    return known.submitted.get(seat)
+
+
+def failures_are_heard(state: Federation, item: i.Fail, reply: Reply) -> bool:
+    """A site that is waited for and cannot go on is let go."""
+    present = _at(state, item.round, Step.TRAINING)
+    if present is not None:
+        return item.seat not in present.waiting
+    present = _at(state, item.round, Step.EVALUATING)
+    return present is None or item.seat not in present.unheard
+
+
+def evaluations_in_time_are_taken(state: Federation, item: i.Score, reply: Reply) -> bool:
+    """A member can evaluate the candidate up to the deadline itself, and no later."""
+    present = _at(state, item.round, Step.EVALUATING)
+    if present is None or item.seat not in present.unheard:
+        return True
+    if item.now_ms > present.evaluate_by_ms:
+        return isinstance(reply, DeadlineExpiredError)
+    has_sense = item.model == present.model and item.samples > 0
+    has_sense = has_sense and len(item.candidate) == len(item.base)
+    return not has_sense and isinstance(reply, InvalidInputError)
+
+
+def departures_are_heard(state: Federation, item: i.Dismiss, reply: Reply) -> bool:
+    """Whoever is on the roster can be revoked at any time."""
+    return item.seat not in state.roster
+
+
+# ---- duties and time ----------------------------------------------------------------
+
+
+def the_first_seed_is_taken(state: Federation, item: i.Drawn, reply: Reply) -> bool:
+    """The seed that a round waits for is taken, unless it has the wrong length."""
+    return _at(state, item.round, Step.INITIALIZED) is None or reply is not None
+
+
+def checks_are_heard(state: Federation, item: i.Checked, reply: Reply) -> bool:
+    """The result of a check that is owed is never ignored."""
+    present = _at(state, item.round, Step.TRAINING)
+    if present is None or item.seat not in present.unchecked:
+        return True
+    return present.submitted[item.seat] != item.update
+
+
+def sums_are_heard(state: Federation, item: i.Summed | i.NotSummed, reply: Reply) -> bool:
+    """The result of a sum over the present members is never ignored."""
+    present = _at(state, item.round, Step.SUMMING)
+    return present is None or item.count != len(present.members)
+
+
+def verdicts_are_heard(state: Federation, item: i.Verdict, reply: Reply) -> bool:
+    """The verdict on the candidate is never ignored."""
+    present = _at(state, item.round, Step.JUDGING)
+    return present is None or item.model != present.model
+
+
+def releases_are_heard(state: Federation, item: i.Released, reply: Reply) -> bool:
+    """The news that the accepted model can be fetched is never ignored."""
+    present = _at(state, item.round, Step.RELEASING)
+    return present is None or item.model != present.model
+
+
+def time_is_heard(state: Federation, item: i.Tick, reply: Reply) -> bool:
+    """Once a deadline has passed, a tick is not without effect (I-R2)."""
+    present, terms = state.round, state.terms
+    if present is None or terms is None:
+        return True
+    if present.step is Step.SELECTING:
+        return item.now_ms <= present.deadline_ms
+    if present.step is Step.TRAINING:
+        patience_ms = terms.grace_ms if present.unchecked else 0
+        return item.now_ms <= present.deadline_ms + patience_ms
+    return present.step is not Step.EVALUATING or item.now_ms <= present.evaluate_by_ms
+
+
+def due_rounds_open(state: Federation, item: i.Tick, reply: Reply) -> bool:
+    """Between rounds, a tick that is due opens the next one."""
+    if state.round is not None or state.terms is None:
+        return True
+    is_idle = state.is_held or state.finished is not None
+    has_sites = len(state.roster) >= state.terms.wait_for
+    return is_idle or not has_sites or item.now_ms < state.next_due_ms
+
+
+def cancelling_is_heard(state: Federation, item: i.CancelRound, reply: Reply) -> bool:
+    """The lead can cancel the open round at any step, and no other round."""
+    is_open = state.round is not None and state.round.number == item.round
+    return not is_open and reply is not None
+
+
+REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
+    i.Submit: (
+        strangers_are_refused,
+        updates_in_time_are_taken,
+        the_same_update_again_is_fine,
+        another_update_is_refused,
+    ),
+    i.Fail: (strangers_are_refused, failures_are_heard),
+    i.Score: (strangers_are_refused, evaluations_in_time_are_taken),
+    i.Dismiss: (departures_are_heard,),
+    i.Drawn: (the_first_seed_is_taken,),
+    i.Checked: (checks_are_heard,),
+    i.Summed: (sums_are_heard,),
+    i.NotSummed: (sums_are_heard,),
+    i.Verdict: (verdicts_are_heard,),
+    i.Released: (releases_are_heard,),
+    i.Tick: (time_is_heard, due_rounds_open),
+    i.CancelRound: (cancelling_is_heard,),
+}

@@ -1,0 +1,228 @@
+"""What must hold of every change: rules about a state, the input, its facts and what follows.
+
+`CHANGE_RULES` are asked of every change; `FACT_RULES` of every fact of their kind. As in
+`rules`, everything is worked out again from the requirements, not taken from the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.answers import Status, receipt
+from consortium.core.ids import Seat
+from consortium.core.roster import meets
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Phase, Step
+from consortium.core.terms import Close, Terms
+from consortium.testing.rules import loud_among
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One edge: `item` arrived at `before`, was answered with `facts`, and led to `after`."""
+
+    before: Federation
+    item: i.Input
+    facts: tuple[f.Fact, ...]
+    after: Federation
+
+    @property
+    def terms(self) -> Terms:
+        assert self.before.terms is not None, "only federations with a plan are explored"
+        return self.before.terms
+
+    @property
+    def was(self) -> Round:
+        """The round before; asked of facts about an open round only."""
+        assert self.before.round is not None, "a fact about a round, and none was open"
+        return self.before.round
+
+    @property
+    def became(self) -> Round:
+        """The same round afterwards, open or ended."""
+        found = self.after.round or self.after.ended
+        assert found is not None, "a round has vanished"
+        return found
+
+    @property
+    def is_late(self) -> bool:
+        return self.item.now_ms > self.was.deadline_ms
+
+    def names(self, *kinds: type[Any]) -> set[Seat]:
+        """The seats that facts of these kinds speak of."""
+        return {getattr(fact, "seat", Seat(0)) for fact in self.facts if isinstance(fact, kinds)}
+
+
+ChangeRule = Callable[[Change], bool]
+# Each rule takes the one kind of fact that FACT_RULES lists it under.
+FactRule = Callable[[Change, Any], bool]
+
+
+# ---- what never changes -------------------------------------------------------------
+
+
+def facts_carry_the_time_of_their_input(change: Change) -> bool:
+    """Every fact is stamped with the time at which its input arrived."""
+    return all(fact.at_ms == change.item.now_ms for fact in change.facts)
+
+
+def an_input_brings_only_its_own_facts(change: Change) -> bool:
+    """A message causes the kinds of facts that its own arrival allows (I-R6)."""
+    allowed = _ALLOWED[type(change.item)]
+    return all(type(fact) in allowed for fact in change.facts)
+
+
+def a_site_speaks_for_itself(change: Change) -> bool:
+    """The first fact that a site's message brings about is about that site."""
+    seat = getattr(change.item, "seat", None)
+    return seat is None or getattr(change.facts[0], "seat", None) == seat
+
+
+def a_round_ends_once(change: Change) -> bool:
+    """A round that has ended stays as it was until the next one ends (I-R1)."""
+    before, after = change.before, change.after
+    if before.round is None:
+        return before.ended == after.ended
+    if after.round is None:
+        return after.ended is not None and after.ended.number == before.round.number
+    return before.ended == after.ended and before.round.number == after.round.number
+
+
+def phases_go_forwards(change: Change) -> bool:
+    """A round moves along its phases, never back; it may fail from any (I-R2)."""
+    if change.before.round is None:
+        return True
+    was, became = change.was.step, change.became.step
+    if became is Step.FAILED:
+        return True
+    return _PHASES.index(became.phase) - _PHASES.index(was.phase) in (0, 1, _DRAWN_AND_INVITED)
+
+
+def the_ground_of_a_round_is_fixed(change: Change) -> bool:
+    """Base, version, quorum and opening time of a round never change; nor does its seed."""
+    if change.before.round is None:
+        return True
+    was, became = change.was, change.became
+    is_same_seed = not was.seed or was.seed == became.seed
+    return is_same_seed and _ground(was) == _ground(became)
+
+
+def _ground(known: Round) -> tuple[object, ...]:
+    return known.base, known.server_state, known.version, known.quorum, known.opened_ms
+
+
+def one_model_a_round(change: Change) -> bool:
+    """The first sum of a round stands for ever (I-R1)."""
+    if change.before.round is None or change.was.model is None:
+        return True
+    return change.was.model == change.became.model
+
+
+def what_was_received_stays(change: Change) -> bool:
+    """Invitations, updates and the reasons of the fallen are never taken back or swapped."""
+    if change.before.round is None:
+        return True
+    was, became = change.was, change.became
+    return (
+        was.invited.items() <= became.invited.items()
+        and was.submitted.items() <= became.submitted.items()
+        and was.fallen.items() <= became.fallen.items()
+    )
+
+
+def accepted_stays_accepted(change: Change) -> bool:
+    """An accepted update stays so unless a fact about that very seat says why not."""
+    if change.before.round is None:
+        return True
+    lost = change.was.accepted.keys() - change.became.accepted.keys()
+    return lost <= change.names(f.SiteDeparted, f.UpdateExcluded, f.MemberRemoved)
+
+
+def deadlines_move_by_facts(change: Change) -> bool:
+    """The deadline in force moves only with invitations or an extension."""
+    if change.before.round is None or change.was.deadline_ms == change.became.deadline_ms:
+        return True
+    return any(isinstance(fact, f.SitesInvited | f.DeadlineExtended) for fact in change.facts)
+
+
+def evidence_is_fixed_once_closed(change: Change) -> bool:
+    """From the end of the evaluation on, nothing is added to or taken from the evidence."""
+    if change.before.round is None or change.was.step not in (Step.JUDGING, Step.RELEASING):
+        return True
+    return change.was.evaluations == change.became.evaluations
+
+
+def versions_stay(change: Change) -> bool:
+    """A version is for ever; another is current only by a fact that says so."""
+    before, after = change.before, change.after
+    if not before.versions.items() <= after.versions.items():
+        return False
+    if any(isinstance(x, f.ModelPublished | f.RolledBack | f.ModelInstalled) for x in change.facts):
+        return True
+    return (before.versions, before.current) == (after.versions, after.current)
+
+
+def seats_empty_by_departure(change: Change) -> bool:
+    """Only a departure takes a site off the roster, and only that site."""
+    gone = change.before.roster.members.keys() - change.after.roster.members.keys()
+    return gone == change.names(f.SiteDeparted)
+
+
+def receipts_go_forwards(change: Change) -> bool:
+    """A receipt names the same update for ever, and what is final in it stays (I-R5)."""
+    if change.before.round is None:
+        return True
+    number = change.was.number
+    for seat in change.was.submitted:
+        old, new = receipt(change.before, number, seat), receipt(change.after, number, seat)
+        if old is None or new is None or old.update != new.update:
+            return False
+        if new.status not in _NEXT_STATUS[old.status]:
+            return False
+    return True
+
+
+def a_shortage_calls_backups(change: Change) -> bool:
+    """Who is missing for the quorum is replaced, as far as eligible sites are there (R7)."""
+    if change.before.round is None or change.was.step is not Step.TRAINING:
+        return True
+    is_open = change.after.round is not None and change.after.round.step is Step.TRAINING
+    is_last = change.is_late and change.was.extensions >= change.terms.max_extensions
+    if not is_open and (is_last or not _fails_for_lack_of_quorum(change)):
+        return True
+    is_unmoved = change.became.deadline_ms == change.was.deadline_ms
+    if is_open and change.is_late and is_unmoved:
+        return True  # it came in time: the checks are still running
+    called = sum(len(x.seats) for x in change.facts if isinstance(x, f.BackupsInvited))
+    missing = max(0, change.was.quorum - _in_sight(change))
+    spares = len(_spares(change))
+    return called == min(missing, spares) if is_open else spares < missing
+
+
+def _fails_for_lack_of_quorum(change: Change) -> bool:
+    return change.became.reason is f.RoundEnd.NO_QUORUM
+
+
+def _in_sight(change: Change) -> int:
+    """The updates that count now, and while it is not late those that may still come."""
+    became, called = change.became, len(change.became.invited) - len(change.was.invited)
+    count = len(became.accepted) - len(loud_among(became.accepted, change.terms.norm_factor))
+    if change.is_late:
+        return count
+    return count + len(became.waiting) + len(became.unchecked) - called
+
+
+def _spares(change: Change) -> set[Seat]:
+    """The sites that could be called: eligible now, and not invited before."""
+    terms, now_ms = change.terms, change.item.now_ms
+    return {
+        seat
+        for seat, member in change.after.roster.members.items()
+        if seat not in change.was.invited
+        and now_ms - member.seen_ms <= terms.seen_within_ms
+        and meets(member, terms.conditions)
+    }

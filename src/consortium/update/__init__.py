@@ -1,0 +1,1 @@
+"""What happens to an update on its way out of a site: stages on blocks of rows."""

@@ -1,0 +1,50 @@
+"""How much each site counts: M(n) = M(n-1) + Σ wᵢΔᵢ / Σ wᵢ (McMahan et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+
+from consortium.update.stage import Bound, Domain, Rows
+
+
+class Weighting(Enum):
+    """By sample count, all alike, by sample count up to a cap, or by its square root."""
+
+    SAMPLES = "samples"
+    UNIFORM = "uniform"
+    CAPPED = "capped"
+    SQRT = "sqrt"
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Sets each row's weight. The values stay as they are: the sum multiplies.
+
+    `cap` is in samples and public. CAPPED gives min(n / cap, 1), so that no site weighs
+    more than one whatever it claims; SAMPLES and SQRT have no such bound.
+    """
+
+    by: Weighting
+    cap: float = 0.0
+    takes: Domain = Domain.REAL
+    gives: Domain = Domain.REAL
+
+    def apply(self, rows: Rows) -> Rows:
+        samples = rows.samples
+        match self.by:
+            case Weighting.SAMPLES:
+                weights = samples.copy()
+            case Weighting.UNIFORM:
+                weights = np.ones_like(samples)
+            case Weighting.CAPPED:
+                weights = np.minimum(samples / self.cap, 1.0)
+            case Weighting.SQRT:
+                weights = np.sqrt(samples)
+        return replace(rows, weights=weights)
+
+    def bound(self, bound: Bound) -> Bound:
+        is_bounded = self.by in (Weighting.UNIFORM, Weighting.CAPPED)
+        return replace(bound, weight=1.0 if is_bounded else None)

@@ -1,0 +1,1 @@
+"""Tests of `consortium.core`: pure values in, pure values out, no mocks."""

@@ -1,0 +1,70 @@
+"""What must be true of a federation's state after every step (reliability.md, section 2)."""
+
+from __future__ import annotations
+
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Phase, Standing, Step
+
+
+def check_state(state: Federation) -> None:
+    """Raise AssertionError, with a sentence, at the first invariant that does not hold."""
+    assert (state.round is not None) == (state.standing is Standing.RUNNING), "standing and round"
+    assert (state.finished is not None) == (state.standing is Standing.FINISHED), "finished"
+    assert not state.versions or state.current in state.versions, "the current version exists"
+    roster = state.roster
+    assert {member.site: seat for seat, member in roster.members.items()} == roster.seat_of
+    assert list(roster.members) == sorted(roster.members), "seats stay in order"
+    assert all(seat < roster.next_seat for seat in roster.members), "seats are not reused"
+    if state.round is not None:
+        assert not state.round.is_over, "an open round is not over"
+        assert state.round.number == state.last_number
+        check_round(state.round)
+        _check_against_roster(state, state.round)
+    if state.ended is not None:
+        assert state.ended.is_over, "an ended round is over"
+        check_round(state.ended)
+
+
+def check_round(one: Round) -> None:
+    """The book-keeping of one round is in one piece."""
+    places = (one.waiting, one.unchecked, one.accepted, one.fallen)
+    assert sum(map(len, places)) == len(one.invited), "a seat is in two places or in none"
+    for place in places:
+        assert place.keys() <= one.invited.keys(), "an uninvited seat is in the round"
+    assert sorted(one.invited.values()) == list(range(len(one.invited))), "ranks are 0, 1, 2 …"
+    assert one.submitted.keys() <= one.invited.keys()
+    assert one.unchecked.keys() <= one.submitted.keys(), "an update to check was received"
+    assert not one.waiting.keys() & one.submitted.keys(), "who is waited for has not submitted"
+    assert one.norms == sorted(norm for norm in one.accepted.values() if norm is not None)
+    assert one.members.keys() <= one.accepted.keys(), "a member's update was accepted"
+    counted = [seat for seats, _, _ in one.partials for seat in seats]
+    assert len(counted) == len(set(counted)), "a simulated site is in two partial sums"
+    assert not one.submitted.keys() & set(counted), "a site is summed alone and in a cohort"
+    _check_phase(one)
+
+
+def _check_phase(one: Round) -> None:
+    if one.step.phase is Phase.AGGREGATING or one.step is Step.COMPLETED:
+        assert len(one.members) >= one.quorum, "fewer members than the quorum (I-P4)"
+    if one.step in (Step.INITIALIZED, Step.SELECTING):
+        assert not one.invited, "invited before selection"
+    if one.step is Step.EVALUATING:
+        assert one.unheard, "an evaluation that waits for nobody is closed"
+        heard = [
+            *one.evaluations,
+            *(seat for sums in one.cohort_evaluations for seat in sums.seats),
+        ]
+        assert len(heard) == len(set(heard)), "a member is evaluated twice"
+        assert not one.unheard.keys() & set(heard)
+        assert one.unheard.keys() | set(heard) <= one.members.keys()
+    elif one.step is not Step.FAILED:
+        assert not one.unheard, "waiting for evaluations outside the evaluation"
+    assert (one.reason is not None) == (one.step is Step.FAILED), "a failed round has a reason"
+
+
+def _check_against_roster(state: Federation, one: Round) -> None:
+    if one.step in (Step.TRAINING, Step.SUMMING):
+        live = one.members if one.step is Step.SUMMING else one.accepted
+        for seat in (*live, *(one.waiting if one.step is Step.TRAINING else ())):
+            assert seat in state.roster, "a revoked site would be counted (I-A1)"
+    assert all(seat in state.roster for seat in one.unheard), "a revoked site is asked"
