@@ -2,6 +2,7 @@
 
     ConsortiumError
     ├── InternalError              ours
+    ├── UnknownCodeError           asked of `consortium explain`
     ├── PlanError                  the plan file
     │   ├── PlanSyntaxError  UnknownKeyError  WrongTypeError
     │   └── ImpossiblePlanError  UnsupportedPlanError  PlanFileError
@@ -58,6 +59,15 @@ class InternalError(ConsortiumError):
 
     code = "E0001"
     advice = "run the command again with -vv and report what it prints"
+
+
+class UnknownCodeError(ConsortiumError):
+    """There is no error of that code."""
+
+    code = "E0002"
+    fault = Fault.CALLER
+    http_status = 404
+    exit_code = 2
 
 
 # ---- the plan -----------------------------------------------------------------------

@@ -27,6 +27,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]  # any dtype comes in; the layout says 
 
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"  # the one name that safetensors keeps for itself
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
@@ -72,6 +73,8 @@ class Layout:
             raise LayoutError("the task shares no tensor at all")
         specs = []
         for name in sorted(tensors):
+            if name == _METADATA or not name.isprintable() or not 0 < len(name) <= 200:
+                raise LayoutError("a shared tensor has a name of 1 to 200 printable characters")
             array = np.asarray(tensors[name])
             if array.dtype not in _CODES:
                 raise LayoutError(
@@ -215,7 +218,7 @@ def _update_layout(step: Vector) -> Layout:
 
 
 def _header(layout: Layout, about: Mapping[str, str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": dict(sorted(about.items()))} if about else {}
+    entries: dict[str, object] = {_METADATA: dict(sorted(about.items()))} if about else {}
     at = 0
     for spec in layout.specs:
         end = at + spec.size * _DTYPES[spec.dtype].itemsize
@@ -243,7 +246,7 @@ def read_header(data: bytes) -> tuple[Layout, dict[str, str], int]:
         raise FormatError("the header is not JSON") from None
     if not isinstance(entries, dict):
         raise FormatError("the header is not a table")
-    about = entries.pop("__metadata__", {})
+    about = entries.pop(_METADATA, {})
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise FormatError("the metadata is not a table of texts")
     layout, end = _layout_of(entries)

@@ -21,6 +21,7 @@ CHANGED: dict[str, Any] = {
     "bool": True,
     "bytes": b"changed",
     "int": 77,
+    "Digest": digest("changed"),
     "Digest | None": digest("changed"),
     "Terms | None": JUDGED,
     "float | None": 7.5,

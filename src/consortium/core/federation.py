@@ -55,9 +55,11 @@ def decide(state: Federation, item: i.Input) -> Facts:
 
 
 def _found(state: Federation, item: i.Found) -> Facts:
+    if not item.federation:
+        raise InvalidInputError("a federation has an id")
     if state.id == item.federation:
         return ()
-    if state.id or not item.federation:
+    if state.id:
         raise WrongPhaseError("this stream already belongs to a federation")
     return (f.FederationFounded(item.federation, item.now_ms),)
 

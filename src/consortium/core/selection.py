@@ -27,6 +27,8 @@ def invitation_size(terms: Terms, eligible: int) -> tuple[int, int]:
 
 def choose(terms: Terms, roster: Roster, pool: list[Seat], count: int, seed: bytes) -> Seats:
     """`count` seats of `pool` (ascending) by the plan's strategy; ascending."""
+    if count >= len(pool):
+        return tuple(pool)
     draw = _Draw(seed, terms.selection.name)
     return tuple(sorted(_STRATEGIES[terms.selection](terms, roster, pool, count, draw)))
 

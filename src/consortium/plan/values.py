@@ -126,7 +126,7 @@ class StrategySection(_Section):
     weight_cap: float | None = Field(
         default=None, gt=0, description='samples, for weight = "capped"'
     )
-    clip: float | None = Field(default=None, gt=0, description="largest L2 norm of an update")
+    clip: float | None = Field(default=None, ge=1e-9, description="largest L2 norm of an update")
     server_lr: float = Field(default=1.0, gt=0, le=10, description="step of the server")
 
 

@@ -1,7 +1,7 @@
-"""What must hold of every change: rules about a state, the input, its facts and what follows.
+"""What must hold of every change: a state, the input, its facts and the state that follows.
 
-`CHANGE_RULES` are asked of every change; `FACT_RULES` of every fact of their kind. As in
-`rules`, everything is worked out again from the requirements, not taken from the core.
+As in `rules`, everything is worked out again from the requirements, not taken from the
+core. When a fact of one kind may be written at all is in `causes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from consortium.core.ids import Seat
 from consortium.core.roster import meets
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Phase, Step
-from consortium.core.terms import Close, Terms
+from consortium.core.terms import Terms
 from consortium.testing.rules import loud_among
 
 
@@ -58,8 +58,6 @@ class Change:
 
 
 ChangeRule = Callable[[Change], bool]
-# Each rule takes the one kind of fact that FACT_RULES lists it under.
-FactRule = Callable[[Change, Any], bool]
 
 
 # ---- what never changes -------------------------------------------------------------
@@ -199,8 +197,8 @@ def a_shortage_calls_backups(change: Change) -> bool:
         return True  # it came in time: the checks are still running
     called = sum(len(x.seats) for x in change.facts if isinstance(x, f.BackupsInvited))
     missing = max(0, change.was.quorum - _in_sight(change))
-    spares = len(_spares(change))
-    return called == min(missing, spares) if is_open else spares < missing
+    ready = len(spares(change))
+    return called == min(missing, ready) if is_open else ready < missing
 
 
 def _fails_for_lack_of_quorum(change: Change) -> bool:
@@ -216,7 +214,7 @@ def _in_sight(change: Change) -> int:
     return count + len(became.waiting) + len(became.unchecked) - called
 
 
-def _spares(change: Change) -> set[Seat]:
+def spares(change: Change) -> set[Seat]:
     """The sites that could be called: eligible now, and not invited before."""
     terms, now_ms = change.terms, change.item.now_ms
     return {
@@ -226,3 +224,58 @@ def _spares(change: Change) -> set[Seat]:
         and now_ms - member.seen_ms <= terms.seen_within_ms
         and meets(member, terms.conditions)
     }
+
+
+# ---- tables -------------------------------------------------------------------------
+
+_PHASES = tuple(Phase)
+_DRAWN_AND_INVITED = 2  # with enough sites, INITIALIZED leads to TRAINING in one commit
+
+_NEXT_STATUS: dict[Status, tuple[Status, ...]] = {
+    Status.RECEIVED: (Status.RECEIVED, Status.ACCEPTED, Status.NOT_COUNTED),
+    Status.ACCEPTED: (Status.ACCEPTED, Status.COUNTED, Status.NOT_COUNTED),
+    Status.COUNTED: (Status.COUNTED,),
+    Status.NOT_COUNTED: (Status.NOT_COUNTED,),
+}
+
+_ENDS = (f.RoundFailed, f.FederationFinished)
+_SETTLES = (f.UpdateExcluded, f.RoundClosed, f.BackupsInvited, f.DeadlineExtended, *_ENDS)
+_ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
+    i.OpenRound: (f.RoundOpened,),
+    i.CancelRound: _ENDS,
+    i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_SETTLES),
+    i.RollBack: (f.RolledBack,),
+    i.InstallModel: (f.ModelInstalled,),
+    i.Hold: (f.FederationHeld,),
+    i.Resume: (f.FederationResumed,),
+    i.Stop: (f.FederationFinished,),
+    i.Report: (f.SiteReported, f.SitesInvited, *_ENDS),
+    i.Submit: (f.UpdateReceived,),
+    i.Fail: (f.SiteDropped, f.EvaluationClosed, *_SETTLES),
+    i.Score: (f.Evaluated, f.EvaluationClosed),
+    i.Tick: (f.RoundOpened, f.SitesInvited, f.EvaluationClosed, *_SETTLES),
+    i.Drawn: (f.SelectionStarted, f.SitesInvited),
+    i.Checked: (f.UpdateAccepted, f.UpdateRejected, *_SETTLES),
+    i.Summed: (f.Aggregated, f.EvaluationClosed),
+    i.NotSummed: _ENDS,
+    i.Verdict: (f.Judged, f.RoundCompleted, f.FederationFinished),
+    i.Released: (f.ModelPublished, f.RoundCompleted, f.FederationFinished),
+}
+
+CHANGE_RULES: tuple[ChangeRule, ...] = (
+    facts_carry_the_time_of_their_input,
+    an_input_brings_only_its_own_facts,
+    a_site_speaks_for_itself,
+    a_round_ends_once,
+    phases_go_forwards,
+    the_ground_of_a_round_is_fixed,
+    one_model_a_round,
+    what_was_received_stays,
+    accepted_stays_accepted,
+    deadlines_move_by_facts,
+    evidence_is_fixed_once_closed,
+    versions_stay,
+    seats_empty_by_departure,
+    receipts_go_forwards,
+    a_shortage_calls_backups,
+)

@@ -31,17 +31,16 @@ class ClipByNorm:
     def apply(self, rows: Rows) -> Rows:
         if not np.isfinite(rows.values).all():
             raise FormatError("an update has numbers that are not finite")
-        clipped = self._scaled(rows, norms(rows), self.norm)
-        over = norms(clipped) > self.norm
-        if over.any():
-            clipped = self._scaled(clipped, norms(clipped), self.norm * (1 - 1e-6))
+        lengths = norms(rows)
+        clipped = _scaled(rows, self.norm / np.maximum(lengths, self.norm))
+        is_over = norms(clipped) > self.norm
+        if is_over.any():
+            clipped = _scaled(clipped, np.where(is_over, 1 - 1e-6, 1.0))
         return clipped
-
-    @staticmethod
-    def _scaled(rows: Rows, lengths: Weights, limit: float) -> Rows:
-        factors = limit / np.maximum(lengths, limit)  # (n,)
-        values = rows.values * factors[:, None].astype(rows.values.dtype)
-        return replace(rows, values=values)
 
     def bound(self, bound: Bound) -> Bound:
         return replace(bound, norm=self.norm)
+
+
+def _scaled(rows: Rows, factors: Weights) -> Rows:
+    return replace(rows, values=rows.values * factors[:, None].astype(rows.values.dtype))

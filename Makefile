@@ -1,0 +1,36 @@
+# Every command sets up .venv by itself when it is missing or out of date.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench soak docs
+PYTHON ?= python3
+BIN := .venv/bin
+
+help:  ## list these commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
+
+.venv/ready: pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh
+
+setup: .venv/ready  ## make .venv with all that is needed
+
+demo: .venv/ready  ## one model at five sites on real records, in one process
+	@$(BIN)/consortium demo
+
+test: .venv/ready  ## all tests, with the coverage that core/ must have
+	@$(BIN)/coverage run -m pytest
+	@$(BIN)/coverage report --include='src/consortium/core/*' --fail-under=100
+
+check: .venv/ready  ## format, lint, types, layers, sizes, generated pages and snippets
+	@$(BIN)/ruff format --check src tests benchmarks scripts
+	@$(BIN)/ruff check src tests benchmarks scripts
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/test_layers.py tests/test_docs.py
+
+bench: .venv/ready  ## every benchmark, one JSON object a line
+	@$(BIN)/python -m benchmarks.core --json
+
+soak: .venv/ready  ## the long campaigns
+	@$(BIN)/python -m consortium.testing.explore
+	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests
+
+docs: .venv/ready  ## write the generated parts of docs/ anew
+	@$(BIN)/python scripts/gen_docs.py

@@ -1,0 +1,99 @@
+"""How commands speak: data to stdout, talk to stderr, one JSON envelope, coded errors."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from consortium.errors import ConsortiumError, InternalError
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+INTERRUPTED = 130
+
+
+class Voice:
+    """What the global flags ask for. Set once, by the root command."""
+
+    json: bool = False
+    verbosity: int = 0
+
+
+def say(text: str) -> None:
+    """Talk: to stderr, and not at all where only JSON is wanted."""
+    if not Voice.json:
+        print(text, file=sys.stderr)
+
+
+def data(text: str) -> None:
+    """A line of data for people and pipes."""
+    if not Voice.json:
+        print(text)
+
+
+def envelope(command: str, result: dict[str, object]) -> None:
+    """The one JSON object of a command that went well."""
+    if Voice.json:
+        print(json.dumps({"ok": True, "command": command, "data": result}))
+
+
+def command(function: Command) -> Command:
+    """Turns errors into a coded message and an exit code: never a traceback without -vv."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            function(*arguments, **options)
+        except ConsortiumError as error:
+            _fail(error)
+        except KeyboardInterrupt:
+            say("interrupted")
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            sys.stderr.close()  # whoever read our output has gone: nothing is wrong here
+        except Exception as error:  # the outermost loop: keep the evidence, show no data
+            _fail_unexpectedly(error)
+
+    return run  # type: ignore[return-value]  # same signature, by functools.wraps
+
+
+def _fail(error: ConsortiumError) -> None:
+    if Voice.verbosity >= 2:
+        traceback.print_exception(error)
+    if Voice.json:
+        told = {"code": error.code, "message": error.message, "hint": error.hint}
+        told["where"] = getattr(error, "where", "")
+        print(json.dumps({"ok": False, "error": told}))
+    else:
+        print(render(error), file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _fail_unexpectedly(error: Exception) -> None:
+    if Voice.verbosity >= 2:
+        traceback.print_exception(error)
+    _fail(InternalError(f"unexpected {type(error).__name__}"))
+
+
+def render(error: ConsortiumError) -> str:
+    """An error as people read it.
+
+    error[E0112]: consortium.toml:9: unknown key `epsilom` in [privacy]
+        9 | epsilom = 4.0
+          | ^^^^^^^
+    hint: did you mean epsilon?
+    """
+    where = getattr(error, "where", "")
+    lines = [f"error[{error.code}]: {where + ': ' if where else ''}{error.message}"]
+    excerpt = getattr(error, "excerpt", "")
+    if excerpt:
+        number = where.rpartition(":")[2]
+        source, caret = excerpt.split("\n", 1)
+        lines += [f"  {number:>5} | {source}", f"        | {caret}"]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return "\n".join(lines)

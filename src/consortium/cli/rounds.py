@@ -1,0 +1,79 @@
+"""The round table and the progress bar: how a run looks while it goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from consortium.cli.report import Voice, data
+from consortium.core.terms import Metric
+from consortium.drive.history import RoundRecord
+
+
+class RoundTable:
+    """Prints one line a round, as rounds end."""
+
+    def __init__(self, metrics: tuple[Metric, ...]) -> None:
+        self._metrics = [metric.name for metric in metrics]
+        columns = [f"{name:>10}" for name in self._metrics]
+        data("".join(["round  invited  counted  dropped  ", *columns, "  outcome"]))
+
+    def add(self, record: RoundRecord) -> None:
+        values = [self._value(record, name) for name in self._metrics]
+        invited = f"{record.invited}{f'+{record.backups}' if record.backups else ''}"
+        outcome = f"{record.outcome}{f' ({record.reason})' if record.reason else ''}"
+        notes = " deadline extended" if record.extensions else ""
+        data(
+            f"{record.number:>5}  {invited:>7}  {record.counted:>7}  {record.dropped:>7}  "
+            f"{''.join(values)}  {outcome}{notes}"
+        )
+
+    @staticmethod
+    def _value(record: RoundRecord, name: str) -> str:
+        return f"{record.metrics[name]:>10.4f}" if name in record.metrics else f"{'–':>10}"
+
+
+class Progress:
+    """A bar on stderr, where there is a terminal; silent elsewhere."""
+
+    def __init__(self, rounds: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        is_shown = sys.stderr.isatty() and not Voice.json
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,  # rich would send our data to stderr
+            redirect_stderr=False,
+            disable=not is_shown,
+        )
+        self._rounds = self._bar.add_task("rounds", total=rounds)
+        self._sites = self._bar.add_task("sites", total=None)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar off the screen while something is printed."""
+        self._bar.stop()
+        yield
+        self._bar.start()
+
+    def on_work(self, number: int, what: str, done: int, total: int) -> None:
+        self._bar.update(self._sites, description=f"{what} {number}", advance=done, total=total)
+
+    def on_round(self, record: RoundRecord) -> None:
+        self._bar.update(self._rounds, completed=record.number)
+        self._bar.reset(self._sites)

@@ -1,0 +1,266 @@
+"""When a fact may be written: one rule for each kind, or a few, asked on every change.
+
+A rule gets the change and the fact. Facts of one change are recorded together, so what a
+rule reads of the round is how it stood before the change (`was`) or after (`became`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.selection import choose, invitation_size
+from consortium.core.tables import Step
+from consortium.core.terms import Close
+from consortium.testing.rules import loud_among
+from consortium.testing.transitions import Change, spares
+
+# Each rule takes the one kind of fact that FACT_RULES lists it under.
+FactRule = Callable[[Change, Any], bool]
+
+
+# ---- opening and selection ----------------------------------------------------------
+
+
+def a_round_starts_from_the_current_model(change: Change, fact: f.RoundOpened) -> bool:
+    """The next round opens from the current version, when no other is open or held back."""
+    before = change.before
+    is_idle = before.round is None and before.finished is None and not before.is_held
+    is_next = fact.round == before.last_number + 1
+    return is_idle and is_next and fact.base == before.versions[before.current].model
+
+
+def the_seed_is_drawn_once(change: Change, fact: f.SelectionStarted) -> bool:
+    """A round's seed is written while it has none, and is the one that was drawn."""
+    is_drawn = isinstance(change.item, i.Drawn) and change.item.seed == fact.seed
+    return is_drawn and change.was.step is Step.INITIALIZED and not change.was.seed
+
+
+def the_invited_are_eligible(change: Change, fact: f.SitesInvited) -> bool:
+    """The invited follow from the recorded seed and the eligible sites alone."""
+    terms, seed = change.terms, change.became.seed
+    pool = sorted(spares(change))
+    target, count = invitation_size(terms, len(pool))
+    chosen = choose(terms, change.after.roster, pool, count, seed)
+    is_in_time = fact.deadline_ms == change.item.now_ms + terms.duration_ms
+    return len(pool) >= terms.wait_for and (chosen, target, is_in_time) == (
+        fact.seats,
+        fact.target,
+        True,
+    )
+
+
+def backups_are_eligible(change: Change, fact: f.BackupsInvited) -> bool:
+    """Backups are eligible sites that were not invited before (R7)."""
+    return bool(fact.seats) and set(fact.seats) <= spares(change)
+
+
+def a_deadline_moves_later(change: Change, fact: f.DeadlineExtended) -> bool:
+    """An extension starts from the deadline, or from now if that has passed."""
+    start_ms = max(change.was.deadline_ms, change.item.now_ms)
+    return fact.deadline_ms == start_ms + change.terms.extension_ms > change.was.deadline_ms
+
+
+# ---- updates ------------------------------------------------------------------------
+
+
+def an_update_is_received_in_time(change: Change, fact: f.UpdateReceived) -> bool:
+    """An update is recorded up to the deadline in force, from a site that is waited for."""
+    item, was = change.item, change.was
+    is_sent = isinstance(item, i.Submit) and item.update == fact.update
+    is_due = was.step is Step.TRAINING and fact.at_ms <= was.deadline_ms
+    return is_sent and is_due and fact.seat in was.waiting and fact.seat in change.before.roster
+
+
+def an_update_passed_its_checks(change: Change, fact: f.UpdateAccepted) -> bool:
+    """An update is accepted when the checks of these very bytes found no fault."""
+    item = change.item
+    if not isinstance(item, i.Checked) or item.fault is not None or item.norm != fact.norm:
+        return False
+    return _is_checked(change, item)
+
+
+def an_update_failed_its_checks(change: Change, fact: f.UpdateRejected) -> bool:
+    """An update is rejected for the fault that the checks of these very bytes found."""
+    item = change.item
+    return isinstance(item, i.Checked) and item.fault is fact.fault and _is_checked(change, item)
+
+
+def _is_checked(change: Change, item: i.Checked) -> bool:
+    is_waiting = item.seat in change.was.unchecked
+    return is_waiting and change.was.submitted[item.seat] == item.update
+
+
+def only_the_loud_are_excluded(change: Change, fact: f.UpdateExcluded) -> bool:
+    """An update is excluded at closing, when it is far larger than the median of the round."""
+    norms = {**change.was.accepted, **_newly(change)}
+    for seat in change.names(f.SiteDeparted):
+        norms.pop(seat, None)
+    is_closing = any(isinstance(other, f.RoundClosed) for other in change.facts)
+    return is_closing and fact.seat in loud_among(norms, change.terms.norm_factor)
+
+
+def _newly(change: Change) -> dict[Any, float | None]:
+    return {fact.seat: fact.norm for fact in change.facts if isinstance(fact, f.UpdateAccepted)}
+
+
+def who_drops_out_was_awaited(change: Change, fact: f.SiteDropped) -> bool:
+    """A site drops out of what is still expected of it: its update or its evaluation."""
+    was = change.was
+    return fact.seat in (was.waiting if was.step is Step.TRAINING else was.unheard)
+
+
+# ---- closing ------------------------------------------------------------------------
+
+
+def members_are_all_that_count(change: Change, fact: f.RoundClosed) -> bool:
+    """The members are the accepted without the loud, in order: nobody missing, none extra."""
+    norms = {**change.was.accepted, **_newly(change)}
+    gone = change.names(f.SiteDeparted)
+    kept = {seat: norm for seat, norm in norms.items() if seat not in gone}
+    loud = loud_among(kept, change.terms.norm_factor)
+    return fact.members == tuple(sorted(kept.keys() - loud)) and all(
+        seat in change.after.roster for seat in fact.members
+    )
+
+
+def a_closing_is_due(change: Change, fact: f.RoundClosed) -> bool:
+    """A round closes when it has enough, or all have answered, or its time is over (R6)."""
+    became, terms = change.became, change.terms
+    if len(fact.members) < became.quorum:
+        return False
+    if terms.close is Close.QUORUM or len(fact.members) >= became.target:
+        return True
+    if not became.waiting and not became.unchecked:
+        return True
+    grace_ms = terms.grace_ms if became.unchecked else 0
+    return change.item.now_ms > became.deadline_ms + grace_ms
+
+
+def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
+    """A round fails for the reason that is true: no time, no sites, no sum, or the lead."""
+    item, was, became = change.item, change.was, change.became
+    match fact.reason:
+        case f.RoundEnd.CANCELLED:
+            return isinstance(item, i.CancelRound) and item.round == was.number
+        case f.RoundEnd.NO_ELIGIBLE_SITES:
+            is_short = len(spares(change)) < change.terms.wait_for
+            return was.step is Step.SELECTING and change.is_late and is_short
+        case f.RoundEnd.MEMBER_REVOKED:
+            left = was.members.keys() - change.names(f.SiteDeparted)
+            return was.step is Step.SUMMING and len(left) < was.quorum
+        case f.RoundEnd.NO_QUORUM:
+            count = len(became.accepted) - len(
+                loud_among(became.accepted, change.terms.norm_factor)
+            )
+            is_lost = count + len(became.waiting) + len(became.unchecked) < was.quorum
+            is_over = change.is_late and was.extensions >= change.terms.max_extensions
+            return was.step is Step.TRAINING and count < was.quorum and (is_lost or is_over)
+    return isinstance(item, i.NotSummed) and item.count == len(was.members)
+
+
+# ---- from the sum to the end --------------------------------------------------------
+
+
+def a_member_is_removed_by_departure(change: Change, fact: f.MemberRemoved) -> bool:
+    """A member leaves the sum only by leaving the roster, while there is no sum yet."""
+    is_gone = fact.seat in change.names(f.SiteDeparted)
+    return change.was.step is Step.SUMMING and is_gone and fact.seat not in change.became.members
+
+
+def the_sum_is_over_the_members(change: Change, fact: f.Aggregated) -> bool:
+    """A sum is taken once, over exactly the present members, all of them on the roster."""
+    item, was = change.item, change.was
+    is_told = isinstance(item, i.Summed) and item.model == fact.model
+    is_whole = fact.count == len(was.members) == getattr(item, "count", -1)
+    is_present = all(seat in change.before.roster for seat in was.members)
+    return is_told and is_whole and is_present and was.step is Step.SUMMING and was.model is None
+
+
+def an_evaluation_is_of_the_candidate(change: Change, fact: f.Evaluated) -> bool:
+    """An evaluation comes in time, from a member yet unheard, and is of the candidate."""
+    item, was = change.item, change.was
+    is_told = isinstance(item, i.Score) and item.model == was.model
+    is_due = was.step is Step.EVALUATING and fact.at_ms <= was.evaluate_by_ms
+    return is_told and is_due and fact.seat in was.members and fact.seat in was.unheard
+
+
+def an_evaluation_is_waited_for(change: Change, fact: f.EvaluationClosed) -> bool:
+    """The evaluation closes when all were heard or its time is over, and counts right."""
+    was, became = change.was, change.became
+    answered = change.names(f.Evaluated, f.SiteDropped, f.SiteDeparted)
+    is_heard = was.unheard.keys() <= answered
+    is_over = was.step is Step.EVALUATING and fact.at_ms > was.evaluate_by_ms
+    is_skipped = was.step is Step.SUMMING and not change.terms.has_evaluation
+    is_due = is_over or is_skipped or (is_heard and was.step is Step.EVALUATING)
+    return is_due and fact.evaluations == len(became.evaluations)
+
+
+def a_verdict_has_its_evidence(change: Change, fact: f.Judged) -> bool:
+    """The gate judges the candidate once, by the means over all that was evaluated."""
+    item, was = change.item, change.was
+    if not isinstance(item, i.Verdict) or item.model != was.model or item.outcome != fact.outcome:
+        return False
+    samples = sum(one.samples for one in was.evaluations.values())
+    sums = zip(*(one.candidate for one in was.evaluations.values()), strict=True)
+    means = [sum(column) / samples for column in sums]
+    is_right = all(map(math.isclose, means, fact.candidate)) and len(means) == len(fact.candidate)
+    return was.step is Step.JUDGING and samples == fact.samples and is_right
+
+
+def what_is_published_was_accepted(change: Change, fact: f.ModelPublished) -> bool:
+    """A model is published once released, if that very candidate was judged ACCEPTED."""
+    item, was = change.item, change.was
+    is_told = isinstance(item, i.Released) and item.model == fact.model == was.model
+    is_accepted = was.judged is not None and was.judged.outcome is f.Outcome.ACCEPTED
+    return is_told and is_accepted and was.step is Step.RELEASING
+
+
+def a_version_is_one_more(change: Change, fact: f.ModelPublished) -> bool:
+    """A published model is the next version, and the current one from then on."""
+    is_next = fact.version == max(change.before.versions) + 1
+    return is_next and change.after.current == fact.version
+
+
+def a_round_completes_with_its_verdict(change: Change, fact: f.RoundCompleted) -> bool:
+    """A round completes once: published if accepted, unpublished if kept or unjudged."""
+    judged = change.became.judged
+    is_published = any(isinstance(other, f.ModelPublished) for other in change.facts)
+    is_accepted = fact.outcome is f.Outcome.ACCEPTED
+    is_true = judged is not None and judged.outcome is fact.outcome
+    return is_true and is_published == is_accepted
+
+
+def a_federation_finishes_in_time(change: Change, fact: f.FederationFinished) -> bool:
+    """The federation finishes with its last round, or when the lead stops it."""
+    if isinstance(change.item, i.Stop):
+        return change.before.round is None and fact.reason is f.Finish.STOPPED
+    is_last = change.was.number >= change.terms.rounds
+    return change.after.round is None and (is_last or fact.reason is not f.Finish.ROUNDS_DONE)
+
+
+FACT_RULES: dict[type[Any], tuple[FactRule, ...]] = {
+    f.RoundOpened: (a_round_starts_from_the_current_model,),
+    f.SelectionStarted: (the_seed_is_drawn_once,),
+    f.SitesInvited: (the_invited_are_eligible,),
+    f.BackupsInvited: (backups_are_eligible,),
+    f.DeadlineExtended: (a_deadline_moves_later,),
+    f.UpdateReceived: (an_update_is_received_in_time,),
+    f.UpdateAccepted: (an_update_passed_its_checks,),
+    f.UpdateRejected: (an_update_failed_its_checks,),
+    f.UpdateExcluded: (only_the_loud_are_excluded,),
+    f.SiteDropped: (who_drops_out_was_awaited,),
+    f.RoundClosed: (members_are_all_that_count, a_closing_is_due),
+    f.MemberRemoved: (a_member_is_removed_by_departure,),
+    f.Aggregated: (the_sum_is_over_the_members,),
+    f.Evaluated: (an_evaluation_is_of_the_candidate,),
+    f.EvaluationClosed: (an_evaluation_is_waited_for,),
+    f.Judged: (a_verdict_has_its_evidence,),
+    f.ModelPublished: (what_is_published_was_accepted, a_version_is_one_more),
+    f.RoundCompleted: (a_round_completes_with_its_verdict,),
+    f.RoundFailed: (a_failure_has_its_reason,),
+    f.FederationFinished: (a_federation_finishes_in_time,),
+}

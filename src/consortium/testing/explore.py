@@ -1,0 +1,298 @@
+"""Walk through every state that a small federation can reach, by every input, and check rules.
+
+    python -m consortium.testing.explore                 the walks, then the planted bugs
+    python -m consortium.testing.explore --clean-only    the walks alone
+    python -m consortium.testing.explore --planted       the planted bugs alone
+
+`explore(terms)` does the same for terms of your own. The walk is breadth-first, so the
+trace to a violation is as short as any. Rules are asked on every edge, before states are
+recognised as known: half of all mistakes lead to a state that is fine in itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, NoReturn
+
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.codec import decode, encode
+from consortium.core.federation import decide, evolve, is_legal, replay
+from consortium.core.roster import Member, Roster
+from consortium.core.state import Federation, Round, Sums
+from consortium.core.tables import Step
+from consortium.core.terms import Terms
+from consortium.errors import ConsortiumError, Refusal
+from consortium.testing.alphabet import Alphabet, Moment, founding, inputs
+from consortium.testing.causes import FACT_RULES
+from consortium.testing.liveness import MAX_STEPS, next_facts
+from consortium.testing.replies import REPLY_RULES
+from consortium.testing.rules import STATE_RULES
+from consortium.testing.transitions import CHANGE_RULES, Change
+
+Facts = tuple[f.Fact, ...]
+Path = tuple[tuple[i.Input, Facts], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that does not hold, and a shortest way to where it does not."""
+
+    rule: str
+    meaning: str
+    trace: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Exploration:
+    """What a walk has seen. `edges` are pairs of a state and an input; those that brought
+    facts are `changes`, the others `refusals` or silence."""
+
+    states: int
+    inputs: int
+    edges: int
+    refusals: int
+    changes: int
+    replayed: int
+    steps: tuple[str, ...]
+    longest_end: int  # steps that a driver needs at most from any state to a round's end
+    seconds: float
+    violation: Violation | None
+
+
+def explore(terms: Terms, alphabet: Alphabet | None = None) -> Exploration:
+    """Walk until nothing is new or a rule is broken; the terms must lead to finitely many
+    states, so keep `rounds`, `max_extensions` and the number of sites small.
+
+    The terms are those of a federation with `alphabet.sites` sites that all report
+    `ready = true`. Simulated cohorts are not explored.
+    """
+    return _Walk(terms, alphabet or Alphabet()).run()
+
+
+# ---- fingerprints -------------------------------------------------------------------
+
+
+def fingerprint(state: Federation) -> object:
+    """A hashable value that two states share if and only if they are equal."""
+    return _FREEZE[Federation](state)
+
+
+def _frozen_dict(value: dict[Any, Any]) -> object:
+    return frozenset([(key, _frozen(item)) for key, item in value.items()])
+
+
+def _frozen_list(value: list[Any]) -> object:
+    return tuple([_frozen(item) for item in value])
+
+
+def _frozen(value: Any) -> Any:  # the value of any field of the state
+    freeze = _FREEZE.get(type(value))
+    return value if freeze is None else freeze(value)
+
+
+def _freezer(kind: type[Any]) -> Callable[[Any], object]:
+    values_of = attrgetter(*(field.name for field in fields(kind)))
+    return lambda record: tuple([_frozen(value) for value in values_of(record)])
+
+
+_FREEZE: dict[type[Any], Callable[[Any], object]] = {
+    dict: _frozen_dict,
+    list: _frozen_list,
+    **{kind: _freezer(kind) for kind in (Federation, Round, Roster, Member, Sums)},
+}
+
+
+# ---- the walk -----------------------------------------------------------------------
+
+
+class _BrokenError(Exception):
+    """A rule does not hold on the edge that is being looked at."""
+
+    def __init__(self, rule: str, meaning: str) -> None:
+        super().__init__(rule)
+        self.rule, self.meaning = rule, meaning
+
+
+def _break(rule: Callable[..., bool]) -> NoReturn:
+    raise _BrokenError(rule.__name__, rule.__doc__ or "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    parent: int
+    item: i.Input | None
+    facts: Facts
+    decoded: Facts  # as they come back from their encoding
+
+
+class _Walk:
+    def __init__(self, terms: Terms, alphabet: Alphabet) -> None:
+        self._terms, self._alphabet = terms, alphabet
+        self._nodes: list[_Node] = []
+        self._seen: set[object] = set()
+        self._to_end: dict[object, int] = {}  # by fingerprint
+        self._todo: deque[tuple[int, Federation, object]] = deque()
+        self._items: set[tuple[i.Input, ...]] = set()
+        self._steps: set[Step] = set()
+        self._edges = self._refusals = self._changes = 0
+        self._here, self._item = 0, None  # type: tuple[int, i.Input | None]
+
+    def run(self) -> Exploration:
+        start, violation = time.perf_counter(), None
+        try:
+            facts = tuple(founding(self._terms, self._alphabet))
+            self._enter(replay(list(facts)), _Node(-1, None, facts, _through_codec(facts)))
+            while self._todo:
+                self._expand(*self._todo.popleft())
+        except _BrokenError as broken:
+            violation = Violation(broken.rule, broken.meaning, self._trace())
+        return Exploration(
+            len(self._nodes),
+            len({item for items in self._items for item in items}),
+            self._edges,
+            self._refusals,
+            self._changes,
+            len(self._nodes),
+            tuple(step.name for step in Step if step in self._steps),
+            max(self._to_end.values(), default=0),
+            time.perf_counter() - start,
+            violation,
+        )
+
+    def _expand(self, here: int, state: Federation, before: object) -> None:
+        items = inputs(Moment.of(state), self._terms, self._alphabet)
+        self._items.add(items)
+        self._here = here
+        for item in items:
+            self._item = item
+            self._arrive(state, item)
+        if fingerprint(state) != before:
+            self._blame(items, before)
+
+    def _arrive(self, state: Federation, item: i.Input) -> None:
+        self._edges += 1
+        try:
+            facts = decide(state, item)
+        except Refusal as refusal:
+            self._refusals += 1
+            self._check_reply(state, item, refusal)
+            return
+        except Exception as error:
+            raise _BrokenError("decide_refuses_or_answers", repr(error)) from error
+        if not facts:
+            self._check_reply(state, item, None)
+            return
+        self._changes += 1
+        after = _recorded(state, facts)
+        self._check_change(Change(state, item, facts, after))
+        self._enter(after, _Node(self._here, item, facts, ()))
+
+    def _check_reply(self, state: Federation, item: i.Input, reply: Refusal | None) -> None:
+        for rule in REPLY_RULES.get(type(item), ()):
+            if not rule(state, item, reply):
+                _break(rule)
+
+    def _check_change(self, change: Change) -> None:
+        for fact in change.facts:
+            for fact_rule in FACT_RULES.get(type(fact), ()):
+                if not fact_rule(change, fact):
+                    _break(fact_rule)
+        for change_rule in CHANGE_RULES:
+            if not change_rule(change):
+                _break(change_rule)
+        _check_state(change.after)
+        _check_again(change)
+
+    def _enter(self, state: Federation, node: _Node) -> None:
+        """Queue a state that is new; check that its log and its future are sound."""
+        found = fingerprint(state)
+        if found in self._seen:
+            return
+        self._seen.add(found)
+        self._nodes.append(_Node(node.parent, node.item, node.facts, _through_codec(node.facts)))
+        here = len(self._nodes) - 1
+        self._steps.update(known.step for known in (state.round, state.ended) if known)
+        if replay(self._log(here)) != state:
+            raise _BrokenError("replay_gives_the_same_state", "The log folds into the state (I-R8).")
+        self._check_end(state, found)
+        self._todo.append((here, state, found))
+
+    def _check_end(self, state: Federation, found: object) -> None:
+        """Every round ends if what is owed is done and time passes, whoever is silent (I-R2)."""
+        path: list[object] = []
+        while state.round is not None and found not in self._to_end:
+            path.append(found)
+            facts = next_facts(state)
+            if not facts or len(path) > MAX_STEPS:
+                raise _BrokenError("every_round_ends", self._check_end.__doc__ or "")
+            state = _recorded(state, facts)
+            found = fingerprint(state)
+        steps = self._to_end.get(found, 0)
+        for passed in reversed(path):
+            steps += 1
+            self._to_end[passed] = steps
+
+    def _blame(self, items: tuple[i.Input, ...], before: object) -> NoReturn:
+        """`decide` changed a state: find the first input that makes it do so."""
+        for item in items:
+            self._item = item
+            state = replay(self._log(self._here))
+            try:
+                decide(state, item)
+            except ConsortiumError:
+                pass
+            if fingerprint(state) != before:
+                break
+        raise _BrokenError("decide_changes_nothing", "A decision leaves the state as it was.")
+
+    def _log(self, here: int) -> list[f.Fact]:
+        parts: list[Facts] = []
+        while here >= 0:
+            parts.append(self._nodes[here].decoded)
+            here = self._nodes[here].parent
+        return [fact for part in reversed(parts) for fact in part]
+
+    def _trace(self) -> Path:
+        passed: list[tuple[i.Input, Facts]] = []
+        here = self._here
+        while here > 0:
+            node = self._nodes[here]
+            assert node.item is not None
+            passed.append((node.item, node.facts))
+            here = node.parent
+        last = () if self._item is None else ((self._item, ()),)
+        return (*reversed(passed), *last)
+
+
+def _recorded(state: Federation, facts: Facts) -> Federation:
+    after = state.clone()
+    for fact in facts:
+        if not is_legal(after, fact):
+            raise _BrokenError("facts_are_legal", f"The tables do not allow {fact} here.")
+        evolve(after, fact)
+    return after
+
+
+def _check_state(state: Federation) -> None:
+    for rule in STATE_RULES:
+        if not rule(state):
+            _break(rule)
+
+
+def _check_again(change: Change) -> None:
+    """The same input again, now that its facts are recorded, changes nothing (I-R5)."""
+    try:
+        facts = decide(change.after, change.item)
+    except Refusal:
+        return
+    if facts:
+        raise _BrokenError("the_same_again_changes_nothing", _check_again.__doc__ or "")
+
+
+def _through_codec(facts: Facts) -> Facts:
+    return tuple([decode(encode(fact)) for fact in facts])

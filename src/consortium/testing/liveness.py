@@ -1,0 +1,45 @@
+"""A driver that does what is owed and nothing else: no site ever answers, no check reports.
+
+From any state it must bring the open round to its end. It is the most patient opponent of
+invariant I-R2: whoever is silent, time and the coordinator's own work suffice.
+"""
+
+from __future__ import annotations
+
+from consortium.core import duties as d
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.federation import decide, owed
+from consortium.core.state import Federation
+from consortium.testing.alphabet import MODEL, SEEDS, START_MS
+
+# Draw, select, deadline, grace, extended deadline, its grace, sum, evaluation, verdict,
+# release: ten, and as many again for terms with more extensions.
+MAX_STEPS = 20
+
+
+def next_facts(state: Federation) -> tuple[f.Fact, ...]:
+    """The facts that the first effective duty brings about; none if nothing is owed."""
+    for duty in owed(state):
+        item = _done(duty)
+        facts = decide(state, item) if item is not None else ()
+        if facts:
+            return facts
+    return ()
+
+
+def _done(duty: d.Duty) -> i.Input | None:
+    """The report of a duty that was done at once; a check never reports."""
+    match duty:
+        case d.WakeAt():
+            return i.Tick(duty.at_ms)
+        case d.Draw():
+            return i.Drawn(duty.round, SEEDS[0], START_MS + 1)
+        case d.Aggregate():
+            return i.Summed(duty.round, duty.count, MODEL, None, START_MS)
+        case d.Judge():
+            return i.Verdict(duty.round, duty.model, f.Outcome.ACCEPTED, START_MS)
+        case d.Release():
+            return i.Released(duty.round, duty.model, START_MS)
+        case d.Check():
+            return None

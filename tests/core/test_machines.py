@@ -1,0 +1,329 @@
+"""The coordinator's machine under random inputs, with hundreds of sites.
+
+After every input: `decide` changed nothing, the encoded facts fold into the same state,
+every fact was legal, the invariants hold. Rules act on many sites at once, so that rounds
+with hundreds of sites get somewhere; `nonsense` sends anything at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from consortium.core import duties as d
+from consortium.core import inputs as i
+from consortium.core.answers import receipt
+from consortium.core.codec import decode, encode
+from consortium.core.facts import Departure, Failure, Fault, Outcome, RoundEnd
+from consortium.core.federation import decide, evolve, is_legal, owed, owed_by, replay
+from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.state import Federation
+from consortium.core.tables import Step
+from consortium.core.terms import Close, Comparison, Condition, Metric, Selection, Terms
+from consortium.errors import CodecError, Refusal
+
+from .fact_text import values_of
+from .invariants import check_state
+from .small import digest, evaluating, summing, training
+
+SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
+INPUTS: list[type[Any]] = list(get_args(i.Input))
+NAMES = ("battery", "region")
+
+TERMS = st.builds(
+    Terms,
+    rounds=st.integers(1, 8),
+    quorum=st.integers(1, 40),
+    wait_for=st.integers(1, 60),
+    target=st.sampled_from([0, 0, 50, 120]),
+    overselect_ppm=st.sampled_from([1_000_000, 1_300_000]),
+    selection=st.sampled_from(Selection),
+    spread=st.just(("region",)),
+    conditions=st.sampled_from([(), (), (Condition("battery", Comparison.GREATER, 0.3),)]),
+    max_extensions=st.integers(0, 2),
+    every_ms=st.sampled_from([0, 7_200_000]),
+    close=st.sampled_from(Close),
+    norm_factor=st.sampled_from([0, 10]),
+    metrics=st.just((Metric("accuracy", True), Metric("loss", False))),
+    judged_by=st.sampled_from(["", "loss", "accuracy"]),
+    stop_below=st.sampled_from([None, 0.01]),
+    patience=st.integers(0, 3),
+).map(lambda terms: replace(terms, wait_for=max(terms.wait_for, terms.quorum)))
+
+
+class Coordinator(RuleBasedStateMachine):
+    """One federation; `twin` is folded from the encoded facts alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.twin = Federation(), Federation()
+        self.records: list[bytes] = []
+        self.now_ms = 1_000_000
+        self.rng = Random(0)
+
+    # ---- one input ------------------------------------------------------------------
+
+    def give(self, item: i.Input) -> None:
+        try:
+            facts = decide(self.state, item)
+            written = [encode(fact) for fact in facts]
+        except (Refusal, CodecError):
+            written = []
+        assert self.state == self.twin, f"deciding {item} changed the state"
+        for record in written:
+            fact = decode(record)
+            assert is_legal(self.state, fact), f"{item} led to {fact}"
+            evolve(self.state, fact)
+            evolve(self.twin, decode(record))
+        self.records += written
+
+    def some(self, seats: Any, share: float) -> list[Seat]:
+        pool = list(seats)
+        return self.rng.sample(pool, round(share * len(pool)))
+
+    @property
+    def number(self) -> int:
+        return self.state.last_number
+
+    # ---- the beginning --------------------------------------------------------------
+
+    @initialize(
+        terms=TERMS, real=st.integers(0, 250), simulated=st.integers(0, 150), seed=st.integers(0)
+    )
+    def found(self, terms: Terms, real: int, simulated: int, seed: int) -> None:
+        self.rng = Random(seed)
+        self.give(i.Found("f", self.now_ms))
+        self.adopt(terms)
+        self.give(i.InstallModel(digest("m0"), self.now_ms))
+        for number in range(max(real, 100 - simulated)):
+            self.give(i.Admit(SiteId(f"s{number}"), b"", self.now_ms))
+            if number % 3:
+                report = (("battery", number % 7 / 7), ("region", f"r{number % 5}"))
+                self.give(i.Report(Seat(self.state.roster.next_seat - 1), report, self.now_ms))
+        if simulated:
+            self.give(i.AdmitCohort(simulated, self.now_ms))
+
+    @rule(terms=TERMS)
+    def adopt(self, terms: Terms) -> None:
+        plan = digest(repr(terms))
+        self.give(i.AdoptPlan(plan, digest("task"), digest("layout"), terms, self.now_ms))
+
+    # ---- what moves rounds on -------------------------------------------------------
+
+    @rule()
+    def open(self) -> None:
+        self.give(i.OpenRound(self.now_ms))
+        self.give(i.Drawn(self.number, self.rng.randbytes(32), self.now_ms))
+
+    @rule(minutes=st.sampled_from([0, 1, 20, 61, 100, 1500, -90]))
+    def wait(self, minutes: int) -> None:
+        self.now_ms += minutes * 60_000
+        self.give(i.Tick(self.now_ms))
+
+    @precondition(lambda self: self.state.round is not None)
+    @rule(share=SHARES)
+    def submit(self, share: float) -> None:
+        for seat in self.some(self.state.round.waiting, share):
+            update = digest(f"{self.number} {seat}")
+            self.give(i.Submit(self.number, seat, update, None, self.now_ms))
+
+    @precondition(lambda self: self.state.round is not None)
+    @rule(share=SHARES, faulty=st.sampled_from([0.0, 0.2]), loud=st.sampled_from([0.0, 0.1]))
+    def check(self, share: float, faulty: float, loud: float) -> None:
+        for duty in owed(self.state):
+            if isinstance(duty, d.Check) and self.rng.random() < share:
+                fault = Fault.FORMAT if self.rng.random() < faulty else None
+                norm = 500.0 if self.rng.random() < loud else 1.0 + self.rng.random()
+                self.give(
+                    i.Checked(duty.round, duty.seat, duty.update, fault, 1.0, norm, self.now_ms)
+                )
+
+    @precondition(lambda self: self.state.round is not None)
+    @rule(share=SHARES)
+    def train_cohort(self, share: float) -> None:
+        is_simulated = self.state.roster.is_simulated
+        waiting = [seat for seat in self.state.round.waiting if is_simulated(seat)]
+        seats = tuple(sorted(self.some(waiting, share)))
+        self.give(i.TrainedCohort(self.number, seats, 1.0, digest(f"{seats}"), self.now_ms))
+
+    @precondition(lambda self: self.state.round is not None)
+    @rule(share=st.sampled_from([0.05, 0.5]))
+    def fail(self, share: float) -> None:
+        one = self.state.round
+        for seat in self.some([*one.waiting, *one.unheard], share):
+            self.give(i.Fail(one.number, seat, Failure.TRAINING, None, self.now_ms))
+
+    @precondition(lambda self: self.state.round is not None)
+    @rule(outcome=st.sampled_from(Outcome))
+    def perform(self, outcome: Outcome) -> None:
+        """The coordinator's own duties."""
+        number = self.number
+        for duty in owed(self.state):
+            if isinstance(duty, d.Aggregate):
+                assert (
+                    len(duty.updates) + sum(len(seats) for seats, _, _ in self.state.round.partials)
+                    == duty.count
+                ), "the sum counts somebody twice, or leaves somebody out"
+                model = digest(f"m {number} {duty.count}")
+                self.give(i.Summed(number, duty.count, model, None, self.now_ms))
+            elif isinstance(duty, d.Judge):
+                self.give(i.Verdict(number, duty.model, outcome, self.now_ms))
+            elif isinstance(duty, d.Release):
+                self.give(i.Released(number, duty.model, self.now_ms))
+
+    @precondition(lambda self: self.state.round is not None and self.state.round.unheard)
+    @rule(share=SHARES, loss=st.floats(0.001, 10))
+    def score(self, share: float, loss: float) -> None:
+        one = self.state.round
+        assert one is not None and one.model is not None
+        sums = ((0.5, loss), (0.4, loss * 1.1))
+        cohort = tuple(sorted(seat for seat in one.unheard if self.state.roster.is_simulated(seat)))
+        self.give(i.ScoredCohort(one.number, cohort, one.model, 9, *sums, self.now_ms))
+        for seat in self.some(one.unheard, share):
+            self.give(i.Score(one.number, seat, one.model, 3, *sums, None, self.now_ms))
+
+    @rule(share=st.sampled_from([0.01, 0.2]))
+    def dismiss(self, share: float) -> None:
+        for seat in self.some(self.state.roster.members, share):
+            self.give(i.Dismiss(seat, Departure.REVOKED, self.now_ms))
+
+    @rule(share=SHARES)
+    def report(self, share: float) -> None:
+        for seat in self.some(self.state.roster.members, share):
+            self.give(i.Report(seat, (("battery", self.rng.random()),), self.now_ms))
+
+    # ---- nonsense -------------------------------------------------------------------
+
+    @rule(data=st.data(), kind=st.sampled_from(INPUTS))
+    def nonsense(self, data: st.DataObject, kind: type[Any]) -> None:
+        self.give(data.draw(values_of(kind)))
+
+    @rule(
+        kind=st.sampled_from([cls for cls in INPUTS if cls not in (i.Stop, i.CancelRound)]),
+        wild=st.integers(0),
+    )
+    def plausible_nonsense(self, kind: type[Any], wild: int) -> None:
+        """The right round, seats and models, but nothing fits together."""
+        rng = Random(wild)
+        number = self.number + rng.choice([0, 0, 0, -1, 1])
+        seats = tuple(
+            Seat(rng.randrange(self.state.roster.next_seat + 2)) for _ in range(rng.randrange(4))
+        )
+        one = self.state.round or self.state.ended
+        models = [digest("m0"), one.model if one and one.model else digest("x")]
+        wild_values: dict[str, Any] = {
+            "round": number,
+            "seat": seats[0] if seats else Seat(1),
+            "seats": seats,
+            "model": rng.choice(models),
+            "update": digest(f"{number} {rng.choice([*seats, 1])}"),
+            "count": rng.randrange(3),
+            "version": rng.randrange(4),
+            "samples": rng.choice([-1, 0, 3, 2**63]),
+            "candidate": rng.choice([(), (0.5, 1.0), (float("nan"), 1.0), (1e308, -1e308)]),
+            "base": (0.5, 1.0),
+            "seed": rng.randbytes(rng.choice([0, 32])),
+            "fault": rng.choice([None, *Fault]),
+            "failure": rng.choice(list(Failure)),
+            "outcome": rng.choice(list(Outcome)),
+            "reason": rng.choice([RoundEnd.NOT_FINITE, RoundEnd.AGGREGATION]),
+            "norm": rng.choice([None, 0.0, 1e300, float("inf")]),
+            "weight": rng.choice([None, 1.0]),
+            "envelope": None,
+            "partial": digest("p"),
+            "report": (("battery", rng.choice([True, "no", 7])),),
+            "departure": Departure.LEFT,
+            "site": SiteId(f"s{rng.randrange(300)}"),
+            "key": b"",
+            "federation": "f",
+            "plan": digest("p"),
+            "task": digest("t"),
+            "layout": digest(rng.choice(["layout", "another"])),
+            "terms": self.state.terms,
+            "now_ms": self.now_ms + rng.choice([0, 0, 10**7, -(10**7)]),
+        }
+        self.give(kind(**{name: wild_values[name] for name in kind.__dataclass_fields__}))
+
+    # ---- after every rule -----------------------------------------------------------
+
+    @invariant()
+    def holds_together(self) -> None:
+        check_state(self.state)
+        assert self.state.clone() == self.state
+        duties = owed(self.state)
+        one = self.state.round
+        assert bool(duties) or one is None, "an open round owes something"
+        for seat in range(self.state.roster.next_seat + 1):
+            duty = owed_by(self.state, Seat(seat))
+            assert duty is None or seat in self.state.roster
+            receipt(self.state, self.number, Seat(seat))
+
+    def teardown(self) -> None:
+        assert replay([decode(record) for record in self.records]) == self.state
+        assert [encode(decode(record)) for record in self.records] == self.records
+
+
+TestCoordinator = Coordinator.TestCase
+TestCoordinator.settings = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+# ---- the checker itself -------------------------------------------------------------
+
+
+def _break_place(state: Federation) -> None:
+    assert state.round is not None
+    state.round.fallen[Seat(1)] = Failure.TRAINING  # and it is still somewhere else
+
+
+def _break_quorum(state: Federation) -> None:
+    assert state.round is not None
+    state.round.members.clear()
+
+
+def _break_roster(state: Federation) -> None:
+    state.roster.seat_of.clear()
+
+
+def _break_norms(state: Federation) -> None:
+    assert state.round is not None
+    state.round.norms.append(-1.0)
+
+
+def _revoke_silently(state: Federation) -> None:
+    member = state.roster.members.pop(Seat(1))
+    del state.roster.seat_of[member.site]
+
+
+def _deaf(state: Federation) -> None:
+    assert state.round is not None
+    state.round.unheard.clear()
+
+
+@pytest.mark.parametrize(
+    ("make", "spoil"),
+    [
+        (training, _break_place),
+        (summing, _break_quorum),
+        (training, _break_roster),
+        (summing, _break_norms),
+        (training, _revoke_silently),
+        (evaluating, _deaf),
+    ],
+)
+def test_invariants_notice_a_planted_fault(make: Any, spoil: Any) -> None:
+    state = make().state
+    check_state(state)
+    spoil(state)
+    with pytest.raises(AssertionError):
+        check_state(state)

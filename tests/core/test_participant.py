@@ -1,0 +1,273 @@
+"""The site's half: approve, take an invitation, train once, send until heard, evaluate."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from consortium.core import duties as d
+from consortium.core import participant as p
+from consortium.core import site_facts as s
+from consortium.core.codec import encode
+from consortium.core.facts import Failure
+from consortium.core.ids import Seat
+from consortium.core.tables import Stage
+from consortium.errors import DeadlineExpiredError, NotApprovedError, WrongRoundError
+
+from .fact_text import read
+from .small import digest
+
+NOW = 1000
+TRAIN = d.Train(1, Seat(4), digest("base"), digest("plan"), digest("task"), 5000, False)
+EVALUATE = d.Evaluate(1, Seat(4), digest("candidate"), digest("base"), 9000)
+
+
+@dataclass
+class Site:
+    """A participant with its encoded log."""
+
+    state: p.Participant = field(default_factory=p.Participant)
+    records: list[bytes] = field(default_factory=list)
+
+    def give(self, item: p.SiteInput) -> tuple[Any, ...]:
+        before = deepcopy(self.state)
+        try:
+            facts = p.decide(self.state, item)
+        finally:
+            assert self.state == before
+        self.records += [encode(fact) for fact in facts]
+        for fact in facts:
+            p.evolve(self.state, fact)
+        assert self.replayed() == self.state
+        return facts
+
+    def replayed(self) -> p.Participant:
+        state = p.Participant()
+        for record in self.records:
+            p.evolve(state, read(record))
+        return state
+
+    @property
+    def work(self) -> p.SiteWork | None:
+        return p.owed(self.state)
+
+
+def approved() -> Site:
+    site = Site()
+    site.give(p.Approve(digest("task"), digest("plan"), NOW))
+    return site
+
+
+def invited() -> Site:
+    site = approved()
+    site.give(p.Asked(TRAIN, NOW))
+    return site
+
+
+def sending() -> Site:
+    site = invited()
+    site.give(p.Trained(1, digest("update"), digest("private"), 64, NOW))
+    return site
+
+
+def evaluating() -> Site:
+    site = sending()
+    site.give(p.Heard(1, NOW))
+    site.give(p.Asked(EVALUATE, NOW))
+    return site
+
+
+def scoring() -> Site:
+    site = evaluating()
+    site.give(p.Scored(1, 50, (1.0,), (2.0,), NOW))
+    return site
+
+
+# ---- approval and hold --------------------------------------------------------------
+
+
+def test_site_runs_nothing_that_nobody_approved() -> None:
+    with pytest.raises(NotApprovedError):
+        Site().give(p.Asked(TRAIN, NOW))
+
+
+@pytest.mark.parametrize("change", [{"task": digest("new task")}, {"plan": digest("new plan")}])
+def test_changed_task_or_plan_needs_a_new_approval(change: dict[str, Any]) -> None:
+    with pytest.raises(NotApprovedError):
+        approved().give(p.Asked(replace(TRAIN, **change), NOW))
+
+
+def test_approval_is_written_once_and_can_be_withdrawn() -> None:
+    site = approved()
+    assert site.give(p.Approve(digest("task"), digest("plan"), NOW)) == ()
+    assert len(site.give(p.Withdraw(digest("task"), digest("plan"), NOW))) == 1
+    assert site.give(p.Withdraw(digest("task"), digest("plan"), NOW)) == ()
+    with pytest.raises(NotApprovedError):
+        site.give(p.Asked(TRAIN, NOW))
+
+
+def test_held_site_declines_with_a_code_until_it_is_resumed() -> None:
+    site = approved()
+    assert len(site.give(p.HoldSite(NOW))) == 1
+    assert site.give(p.HoldSite(NOW)) == ()
+    site.give(p.Asked(TRAIN, NOW))
+    assert site.work == p.TellFailure(1, Failure.POLICY)
+    assert site.give(p.Asked(TRAIN, NOW)) == ()
+    assert len(site.give(p.ResumeSite(NOW))) == 1
+    assert site.give(p.ResumeSite(NOW)) == ()
+    site.give(p.Heard(1, NOW))
+    assert site.work is None
+    site.give(p.Asked(replace(TRAIN, round=2), NOW))
+    assert site.state.stage is Stage.TRAINING
+
+
+# ---- training -----------------------------------------------------------------------
+
+
+def test_site_waits_until_it_is_asked() -> None:
+    assert Site().work is None
+    assert approved().work is None
+
+
+def test_invited_site_trains_from_the_base_with_its_private_state() -> None:
+    assert invited().work == p.TrainHere(1, digest("base"), None)
+    site = sending()
+    site.give(p.Asked(replace(TRAIN, round=2, base=digest("base 2")), NOW))
+    assert site.work == p.TrainHere(2, digest("base 2"), digest("private"))
+
+
+def test_invitation_whose_deadline_is_over_is_refused() -> None:
+    site = approved()
+    with pytest.raises(DeadlineExpiredError):
+        site.give(p.Asked(TRAIN, TRAIN.deadline_ms + 1))
+    site.give(p.Asked(TRAIN, TRAIN.deadline_ms))
+
+
+def test_same_invitation_again_changes_nothing_and_a_new_deadline_is_noted() -> None:
+    site = invited()
+    assert site.give(p.Asked(TRAIN, NOW)) == ()
+    (moved,) = site.give(p.Asked(replace(TRAIN, deadline_ms=7000), NOW))
+    assert moved == s.DeadlineMoved(1, 7000, NOW)
+    assert site.state.deadline_ms == 7000
+    assert site.state.stage is Stage.TRAINING
+
+
+def test_round_is_trained_once() -> None:
+    site = sending()
+    assert site.give(p.Asked(TRAIN, NOW)) == ()
+    assert site.give(p.Trained(1, digest("another update"), None, 64, NOW)) == ()
+    assert site.work == p.SendUpdate(1, digest("update"))
+    site.give(p.Heard(1, NOW))
+    assert site.give(p.Asked(TRAIN, NOW)) == ()
+    assert site.work is None
+
+
+def test_older_round_is_old_news() -> None:
+    site = approved()
+    site.give(p.Asked(replace(TRAIN, round=5), NOW))
+    assert site.give(p.Asked(replace(TRAIN, round=4), NOW)) == ()
+    assert site.give(p.Trained(4, digest("u"), None, 1, NOW)) == ()
+    assert site.state.round == 5
+
+
+@pytest.mark.parametrize("make", [invited, sending, evaluating, scoring])
+def test_newer_round_is_taken_from_any_stage(make: Any) -> None:
+    site = make()
+    site.give(p.Asked(replace(TRAIN, round=2), NOW))
+    assert site.state.stage is Stage.TRAINING
+    fresh = site.state
+    assert (fresh.update, fresh.model, fresh.score, fresh.failure) == (None, None, None, None)
+
+
+def test_failure_leaves_as_a_code_and_until_it_was_heard() -> None:
+    site = invited()
+    site.give(p.Broke(1, Failure.DATA_QUALITY, NOW))
+    assert site.work == p.TellFailure(1, Failure.DATA_QUALITY)
+    assert site.give(p.Broke(1, Failure.TRAINING, NOW)) == ()
+    site.give(p.Heard(1, NOW))
+    assert site.work is None
+
+
+# ---- sending ------------------------------------------------------------------------
+
+
+def test_update_is_sent_until_the_receipt_is_kept() -> None:
+    site = sending()
+    assert site.give(p.Heard(2, NOW)) == ()
+    assert site.work == p.SendUpdate(1, digest("update"))
+    assert site.give(p.Heard(1, NOW)) == (s.ReceiptKept(1, digest("update"), NOW),)
+    assert site.work is None
+    assert site.give(p.Heard(1, NOW)) == ()
+
+
+@pytest.mark.parametrize("make", [sending, scoring])
+def test_site_that_is_turned_away_leaves_the_round(make: Any) -> None:
+    site = make()
+    assert site.give(p.TurnedAway(2, NOW)) == ()
+    assert site.give(p.TurnedAway(1, NOW)) == (s.RoundLeft(1, NOW),)
+    assert site.work is None
+    assert site.give(p.TurnedAway(1, NOW)) == ()
+
+
+def test_failure_that_nobody_wants_to_hear_is_dropped() -> None:
+    site = invited()
+    site.give(p.Broke(1, Failure.TRAINING, NOW))
+    site.give(p.TurnedAway(1, NOW))
+    assert site.work is None
+
+
+def test_site_that_trains_is_not_turned_away() -> None:
+    assert invited().give(p.TurnedAway(1, NOW)) == ()
+
+
+# ---- evaluation ---------------------------------------------------------------------
+
+
+def test_member_evaluates_and_sends_the_sums_until_heard() -> None:
+    site = evaluating()
+    assert site.work == p.EvaluateHere(1, digest("candidate"), digest("base"))
+    assert site.give(p.Asked(EVALUATE, NOW)) == ()
+    (spooled,) = site.give(p.Scored(1, 50, (1.0,), (2.0,), NOW))
+    assert spooled == s.ScoreSpooled(1, digest("candidate"), 50, (1.0,), (2.0,), NOW)
+    assert site.work == p.SendScore(spooled)
+    assert site.give(p.Scored(1, 99, (1.0,), (2.0,), NOW)) == ()
+    assert site.give(p.Asked(EVALUATE, NOW)) == ()
+    assert site.give(p.Heard(1, NOW)) == (s.ScoreTold(1, NOW),)
+    assert site.work is None
+    assert site.give(p.Asked(EVALUATE, NOW)) == ()  # this candidate is dealt with
+
+
+def test_request_to_evaluate_says_that_the_update_arrived() -> None:
+    site = sending()  # its receipt was lost
+    site.give(p.Asked(EVALUATE, NOW))
+    assert site.state.stage is Stage.EVALUATING
+
+
+def test_evaluation_of_a_round_without_this_site_is_refused() -> None:
+    with pytest.raises(WrongRoundError):
+        sending().give(p.Asked(replace(EVALUATE, round=2), NOW))
+    with pytest.raises(DeadlineExpiredError):
+        sending().give(p.Asked(EVALUATE, EVALUATE.deadline_ms + 1))
+
+
+def test_site_without_an_update_does_not_evaluate() -> None:
+    assert invited().give(p.Asked(EVALUATE, NOW)) == ()
+
+
+def test_site_that_cannot_evaluate_says_so() -> None:
+    site = evaluating()
+    site.give(p.Broke(1, Failure.NO_TEST_DATA, NOW))
+    assert site.work == p.TellFailure(1, Failure.NO_TEST_DATA)
+    assert site.give(p.Asked(EVALUATE, NOW)) == ()
+    site.give(p.Heard(1, NOW))
+    assert site.state.stage is Stage.IDLE
+
+
+def test_site_that_is_idle_has_nothing_to_break_or_to_hear() -> None:
+    site = approved()
+    assert site.give(p.Broke(0, Failure.TRAINING, NOW)) == ()
+    assert site.give(p.Heard(0, NOW)) == ()
+    assert site.give(p.Scored(0, 1, (), (), NOW)) == ()
