@@ -132,19 +132,17 @@ def _steps() -> str:
 
 def _duties_by_step() -> dict[tables.Step, tuple[str, str]]:
     """What is owed at each step, seen on a round that passes through all of them."""
-    own: dict[tables.Step, dict[str, None]] = {}
-    asked: dict[tables.Step, dict[str, None]] = {}
+    seen: dict[tables.Step, tuple[dict[str, None], dict[str, None]]] = {}
     for state, _, _ in example(wait_ms=2 * terms.DAY_MS):
         if state.round is None:
             continue
-        step = state.round.step
-        own.setdefault(step, {}).update(dict.fromkeys(type(duty).__name__ for duty in owed(state)))
-        for seat in _SEATS:
-            duty = owed_by(state, seat)
-            asked.setdefault(step, {}).update({type(duty).__name__: None} if duty else {})
+        own, asked = seen.setdefault(state.round.step, ({}, {}))
+        own.update(dict.fromkeys(f"`{type(duty).__name__}`" for duty in owed(state)))
+        duties = [owed_by(state, seat) for seat in _SEATS]
+        asked.update(dict.fromkeys(f"`{type(duty).__name__}`" for duty in duties if duty))
     return {
-        step: tuple(", ".join(f"`{name}`" for name in names) or "–" for names in pair)  # type: ignore[misc]  # two of them
-        for step, pair in {step: (own[step], asked[step]) for step in own}.items()
+        step: (", ".join(own) or "–", ", ".join(asked) or "–")
+        for step, (own, asked) in seen.items()
     }
 
 
@@ -256,6 +254,7 @@ def _modules() -> str:
         if not said:
             continue
         first = " ".join(said.split("\n\n")[0].split())
+        first = re.sub(r" \(requirement \w+\)", "", first)
         rows.append((f"`{path.relative_to(source).as_posix()}`", first))
     return _table("module | what it is for", rows)
 
@@ -326,8 +325,7 @@ def _digest(text: str) -> Digest:
 
 def _arrivals(start_ms: int) -> Iterator[i.Input]:
     """What three sites and the coordinator's hands say in one round."""
-    base, model = _digest("model 0"), _digest("model 1")
-    now_ms = start_ms
+    model, now_ms = _digest("model 1"), start_ms
     yield i.OpenRound(now_ms)
     yield i.Drawn(1, sha256(b"seed 1").digest(), now_ms)
     for seat in _SEATS:
@@ -342,7 +340,6 @@ def _arrivals(start_ms: int) -> Iterator[i.Input]:
         yield i.Score(1, seat, model, 100, *sums, _digest(f"score {seat}"), now_ms + 62_000)
     yield i.Verdict(1, model, f.Outcome.ACCEPTED, now_ms + 63_000)
     yield i.Released(1, model, now_ms + 63_001)
-    assert base != model
 
 
 def example(wait_ms: int = 0) -> Iterator[tuple[Federation, i.Input, tuple[f.Fact, ...]]]:

@@ -16,6 +16,7 @@ from consortium.core import inputs as i
 from consortium.core.federation import decide, evolve
 from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
 from consortium.core.state import Federation
+from consortium.core.tables import Step
 from consortium.core.terms import Terms
 
 START_MS = 1_000
@@ -89,22 +90,26 @@ class Moment:
     number: int
     deadline_ms: int
     evaluate_by_ms: int
+    wake_ms: int  # the time that the state waits for
     members: int
-    next_due_ms: int
-    is_open: bool
+    is_summed: bool
 
     @classmethod
     def of(cls, state: Federation) -> Moment:
-        present = state.round or state.ended
+        present, due_ms = state.round or state.ended, max(state.next_due_ms, START_MS)
         if present is None:
-            return cls(0, START_MS, START_MS, 0, state.next_due_ms, False)
+            return cls(0, START_MS, START_MS, due_ms, 0, False)
+        wake_ms = due_ms
+        if state.round is not None:
+            is_evaluated = state.round.step is Step.EVALUATING
+            wake_ms = present.evaluate_by_ms if is_evaluated else present.deadline_ms
         return cls(
             state.last_number,
             present.deadline_ms,
-            present.evaluate_by_ms or _SUMMED_MS,
+            present.evaluate_by_ms,
+            wake_ms,
             len(present.members),
-            state.next_due_ms,
-            state.round is not None,
+            present.model is not None,
         )
 
 
@@ -127,7 +132,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
 
 
 def _from_the_lead(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
-    yield i.OpenRound(START_MS)
+    yield i.OpenRound(max(START_MS, at.wake_ms))
     yield i.CancelRound(at.number, at.deadline_ms - 1)
     yield i.CancelRound(at.number + 1, at.deadline_ms - 1)
     if alphabet.is_led:
@@ -137,10 +142,10 @@ def _from_the_lead(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
 
 
 def _ticks(at: Moment, terms: Terms) -> Iterator[i.Input]:
-    for now_ms in (at.deadline_ms - 1, at.deadline_ms, at.deadline_ms + 1):
+    for now_ms in (at.wake_ms - 1, at.wake_ms, at.wake_ms + 1):
         yield i.Tick(now_ms)
-    for now_ms in (at.deadline_ms + terms.grace_ms, at.evaluate_by_ms, at.next_due_ms - 1):
-        yield from (i.Tick(now_ms), i.Tick(now_ms + 1))
+    yield i.Tick(at.wake_ms + terms.grace_ms)
+    yield i.Tick(at.wake_ms + terms.grace_ms + 1)
 
 
 def _draws(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
@@ -194,8 +199,9 @@ def _losses(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
 
 
 def _sums(at: Moment) -> Iterator[i.Input]:
+    models = (MODEL, OTHER_MODEL) if at.is_summed else (MODEL,)
     for count in (at.members, at.members + 1):
-        for model in (MODEL, OTHER_MODEL):
+        for model in models:
             yield i.Summed(at.number, count, model, None, _SUMMED_MS)
         yield i.NotSummed(at.number, count, f.RoundEnd.NOT_FINITE, _SUMMED_MS)
 

@@ -1,0 +1,143 @@
+"""The loop: durable before recorded, decided again after a conflict, recovery by folding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from consortium.core import duties as d
+from consortium.core import inputs as i
+from consortium.core.ids import Digest
+from consortium.core.state import Federation
+from consortium.core.terms import Terms
+from consortium.drive.clock import ManualClock
+from consortium.drive.driver import Driver
+from consortium.drive.engine import first_model
+from consortium.drive.hands import CoordinatorHands
+from consortium.errors import ConflictError, InternalError, RoundOpenError, StoreError
+from consortium.model import Layout
+from consortium.plan import Plan
+from consortium.store.memory import MemoryBlobs, MemoryLog
+from tests.studies import TASK
+
+A, B, C, MODEL = (Digest(bytes([number]) * 32) for number in range(1, 5))
+TERMS = Terms(rounds=9, quorum=1, wait_for=1)
+
+
+def federation(log: MemoryLog, clock: ManualClock, stream: str = "one") -> Driver:
+    driver = Driver(log, stream, clock)
+    driver.feed(i.Found(stream, 0))
+    driver.feed(i.AdoptPlan(A, B, C, TERMS, 0))
+    driver.feed(i.InstallModel(MODEL, 0))
+    driver.feed(i.AdmitCohort(3, 0))
+    return driver
+
+
+class FullDisk(MemoryLog):
+    is_full = False
+
+    def append(self, stream: str, expected: int, records: Sequence[bytes]) -> int:
+        if self.is_full:
+            raise StoreError("no space left")
+        return super().append(stream, expected, records)
+
+
+def test_what_is_not_durable_is_not_recorded() -> None:
+    log = FullDisk()
+    driver = federation(log, ManualClock())
+    before = driver.state.clone()
+    log.is_full = True
+    with pytest.raises(StoreError):
+        driver.feed(i.OpenRound(1))
+    assert driver.state == before
+    log.is_full = False
+    assert driver.feed(i.OpenRound(1))
+
+
+def test_the_loser_of_a_race_reads_and_decides_again() -> None:
+    log, clock = MemoryLog(), ManualClock()
+    first = federation(log, clock)
+    second = Driver(log, "one", clock)
+    assert second.state == first.state
+    first.feed(i.OpenRound(1))
+    with pytest.raises(RoundOpenError):  # its own view said that no round was open
+        second.feed(i.OpenRound(1))
+    assert second.state == first.state
+
+
+def test_a_stale_driver_catches_up_and_goes_on() -> None:
+    log, clock = MemoryLog(), ManualClock()
+    first, second = federation(log, clock), Driver(log, "one", clock)
+    first.feed(i.Hold(1))
+    assert second.feed(i.AdmitCohort(2, 1))
+    first.catch_up()
+    assert first.state == second.state
+    assert len(first.state.roster) == 5
+
+
+class AlwaysBeaten(MemoryLog):
+    def append(self, stream: str, expected: int, records: Sequence[bytes]) -> int:
+        raise ConflictError("somebody else was first")
+
+
+def test_endless_conflicts_end_in_an_error() -> None:
+    with pytest.raises(InternalError, match="others were faster"):
+        Driver(AlwaysBeaten(), "one", ManualClock()).feed(i.Found("x", 0))
+
+
+def test_recovery_is_folding_the_log() -> None:
+    log, clock = MemoryLog(), ManualClock()
+    driver = federation(log, clock)
+    driver.feed(i.OpenRound(5))
+    recovered = Driver(log, "one", clock)
+    assert recovered.state == driver.state
+    assert recovered.position == driver.position
+
+
+def test_two_federations_in_one_log_do_not_touch_each_other() -> None:
+    log, clock = MemoryLog(), ManualClock()
+    one, two = federation(log, clock, "one"), federation(log, clock, "two")
+    before = two.state.clone()
+    one.feed(i.OpenRound(1))
+    two.catch_up()
+    assert two.state == before
+    assert one.state.round is not None
+
+
+class Silent:
+    """Hands that report what they are asked, without doing anything."""
+
+    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+        assert isinstance(duty, d.Draw)
+        return i.Drawn(duty.round, bytes(32), 0)
+
+
+def test_a_wake_is_ticked_once_when_it_is_due() -> None:
+    clock = ManualClock()
+    driver = federation(MemoryLog(), clock)
+    assert [type(fact).__name__ for fact in driver.work(Silent())] == ["RoundOpened"]
+    drawn = [type(fact).__name__ for fact in driver.work(Silent())]
+    assert drawn == ["SelectionStarted", "SitesInvited"]
+    assert driver.work(Silent()) == ()
+    assert driver.wakes_at_ms() == TERMS.duration_ms + 1
+    clock.advance_to(TERMS.duration_ms + 1)
+    extended = [type(fact).__name__ for fact in driver.work(Silent())]
+    assert extended == ["BackupsInvited", "DeadlineExtended"]
+    assert driver.work(Silent()) == ()
+
+
+def test_the_clock_never_goes_back() -> None:
+    clock = ManualClock(10)
+    clock.advance_to(5)
+    assert clock.now_ms() == 10
+
+
+def test_waking_is_not_for_the_hands() -> None:
+    layout, _ = first_model(TASK, 0)
+    hands = CoordinatorHands(
+        layout, Plan().strategy, MemoryBlobs(), ManualClock(), lambda number: bytes(32)
+    )
+    with pytest.raises(InternalError):
+        hands.perform(d.WakeAt(0), Federation())
+    assert isinstance(layout, Layout)

@@ -1,0 +1,98 @@
+"""The checks of one update, and the gate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from consortium.checks import Expected, check_update
+from consortium.core.duties import Judge
+from consortium.core.facts import Fault, Outcome
+from consortium.core.ids import Digest
+from consortium.core.terms import Metric, Terms
+from consortium.gate import judge
+from consortium.model import Update, save_update
+
+BASE, OTHER = Digest(b"b" * 32), Digest(b"o" * 32)
+EXPECTED = Expected(2, np.dtype(np.float32), BASE, clip=5.0)
+UPDATE = Update(np.float32([3, 4]), 10.0, BASE)
+
+
+def found(update: Update, expected: Expected = EXPECTED) -> Fault | None:
+    return check_update(save_update(update), expected).fault
+
+
+def test_a_good_update_passes_with_its_weight_and_norm() -> None:
+    findings = check_update(save_update(UPDATE), EXPECTED)
+    assert (findings.fault, findings.weight, findings.norm) == (None, 10.0, 5.0)
+
+
+def test_each_check_has_its_own_code() -> None:
+    assert check_update(b"junk", EXPECTED).fault is Fault.FORMAT
+    assert found(replace(UPDATE, step=np.float32([np.nan, 0]))) is Fault.FORMAT
+    assert found(replace(UPDATE, step=np.float32([1, 2, 3]))) is Fault.DIMENSIONS
+    assert found(replace(UPDATE, base=OTHER)) is Fault.STALENESS
+    assert found(replace(UPDATE, step=np.float32([3, 4.1]))) is Fault.MAGNITUDE
+
+
+def test_without_a_clip_any_size_passes_here() -> None:
+    assert found(replace(UPDATE, step=np.float32([3e8, 4e8])), replace(EXPECTED, clip=None)) is None
+
+
+TERMS = Terms(
+    rounds=1,
+    quorum=2,
+    wait_for=2,
+    metrics=(Metric("loss", False), Metric("accuracy", True)),
+    judged_by="accuracy",
+    evaluation_quorum=2,
+)
+
+
+def verdict(
+    candidate: float,
+    base: float,
+    *,
+    recent: tuple[float, ...] = (),
+    terms: Terms = TERMS,
+    evaluations: int = 2,
+) -> Outcome:
+    both = (candidate, candidate), (base, base)
+    return judge(terms, Judge(1, BASE, evaluations, *both, recent)).outcome
+
+
+LOSS = replace(TERMS, judged_by="loss")
+
+
+@pytest.mark.parametrize(
+    ("terms", "candidate", "base", "recent", "expected"),
+    [
+        (TERMS, 0.95, 1.0, (), Outcome.ACCEPTED),
+        (TERMS, 0.949, 1.0, (), Outcome.KEPT),
+        (TERMS, 0.90, 0.94, (1.0,), Outcome.ACCEPTED),
+        (TERMS, 0.899, 0.94, (1.0,), Outcome.KEPT),  # 0.95 alone would slide down for ever
+        (TERMS, 0.899, 0.94, (0.5, 0.6), Outcome.ACCEPTED),
+        (LOSS, 1.05, 1.0, (), Outcome.ACCEPTED),
+        (LOSS, 1.06, 1.0, (), Outcome.KEPT),
+        (LOSS, 0.5, 1.0, (), Outcome.ACCEPTED),
+        (LOSS, 1.04, 1.0, (0.9,), Outcome.KEPT),
+        (TERMS, -2.05, -2.0, (), Outcome.ACCEPTED),  # scores below zero: 5 % of their size
+        (TERMS, -2.2, -2.0, (), Outcome.KEPT),
+    ],
+)
+def test_the_gate(
+    terms: Terms, candidate: float, base: float, recent: tuple[float, ...], expected: Outcome
+) -> None:
+    assert verdict(candidate, base, recent=recent, terms=terms) is expected
+
+
+def test_too_few_evaluations_judge_nothing() -> None:
+    assert verdict(1.0, 0.5, evaluations=1) is Outcome.UNJUDGED
+
+
+def test_without_a_gate_or_an_evaluation_everything_passes() -> None:
+    assert verdict(0.1, 1.0, terms=replace(TERMS, is_gated=False)) is Outcome.ACCEPTED
+    silent = replace(TERMS, judged_by="", evaluation_quorum=0)
+    assert judge(silent, Judge(1, BASE, 0, (), (), ())).outcome is Outcome.ACCEPTED
