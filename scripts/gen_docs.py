@@ -14,8 +14,8 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass, make_dataclass
 from enum import Enum, IntEnum
 from hashlib import sha256
 from pathlib import Path
@@ -89,7 +89,7 @@ CAUSES: dict[type[Any], str] = {
 }
 
 
-def _table(header: str, rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def _table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
     columns = header.split(" | ")
     lines = [f"| {header} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
@@ -113,8 +113,8 @@ def _diagram(moves: tables.Moves, states: type[Enum], start: tuple[str, str]) ->
     if any(source == "ANY" for source, _ in labels):
         lines.append('    state "any of these" as ANY')
     lines.append(f"    [*] --> {start[0]}{': ' + start[1] if start[1] else ''}")
-    for (source, target), names in labels.items():
-        lines.append(f"    {source} --> {target}: {'<br/>'.join(names)}")
+    for (begin, end), names in labels.items():
+        lines.append(f"    {begin} --> {end}: {'<br/>'.join(names)}")
     lines += [f"    {step.name} --> [*]" for step in states if step in tables.FINAL_STEPS]
     return "\n".join([*lines, "```"])
 
@@ -415,14 +415,8 @@ def _anatomy() -> str:
 
 def _encoded(value: object, hint: Any) -> bytes:
     """One value alone: what a fact with this field only would hold behind its kind."""
-
-    @dataclass(frozen=True, slots=True)
-    class One:
-        value: Any
-
-    One.KIND = 0  # type: ignore[attr-defined]  # every fact has one
-    One.__annotations__["value"] = hint
-    return codec.encode(One(value))[1:]
+    one = make_dataclass("One", [("value", hint)], namespace={"KIND": 0})
+    return codec.encode(one(value))[1:]
 
 
 # ---- pages --------------------------------------------------------------------------
