@@ -18,8 +18,11 @@
     │   └── FormatError  DimensionError  MagnitudeError  StalenessError
     │       SignatureError  PrivacyTermsError
     ├── StoreError
-    │   └── ConflictError  MissingBlobError  CorruptBlobError
-    └── CodecError  ModelFileError
+    │   ├── ConflictError  MissingBlobError  CorruptBlobError
+    │   └── StoreFailedError  CorruptStoreError
+    ├── VerificationError          evidence that does not hold
+    │   └── ProofError  NoteError  WitnessError  AuditError
+    └── CodecError  ModelFileError  WeakKeyError
 
 House rules: a code is never reused and never changes its meaning. `hint` is something
 to paste or to do. No message carries a value from somebody's data.
@@ -374,6 +377,25 @@ class CorruptBlobError(StoreError):
     exit_code = 7
 
 
+class StoreFailedError(StoreError):
+    """The disk or the database refused: full, broken, busy or of another format.
+
+    What was acknowledged before is safe; what was refused was not acknowledged.
+    """
+
+    code = "E0604"
+    http_status = 503
+    advice = "free space or mend the disk; the work goes on from the log by itself"
+
+
+class CorruptStoreError(StoreError):
+    """The database is damaged: it is not what was written."""
+
+    code = "E0605"
+    exit_code = 7
+    advice = "restore a backup, and let the sites compare it with their checkpoints"
+
+
 class CodecError(ConsortiumError):
     """Bytes are not the one canonical encoding of a known fact, or a value cannot be one."""
 
@@ -390,6 +412,52 @@ class ModelFileError(ConsortiumError):
     fault = Fault.CALLER
     http_status = 422
     exit_code = 3
+
+
+class WeakKeyError(ConsortiumError):
+    """A public key is malformed, not canonical, or of small order, and proves nothing."""
+
+    code = "E0407"
+    fault = Fault.PEER
+    http_status = 422
+    exit_code = 7
+
+
+# ---- evidence -----------------------------------------------------------------------
+
+
+class VerificationError(ConsortiumError):
+    """Evidence does not hold: the record was changed, or it is not what it says."""
+
+    code = "E0900"
+    fault = Fault.PEER
+    http_status = 422
+    exit_code = 7
+
+
+class ProofError(VerificationError):
+    """A Merkle proof does not lead to the root that it should lead to."""
+
+    code = "E0901"
+
+
+class NoteError(VerificationError):
+    """A signed note is malformed, or lacks the signature that it needs."""
+
+    code = "E0902"
+
+
+class WitnessError(VerificationError):
+    """A witness refuses a checkpoint: the log shrank, forked, or is another one."""
+
+    code = "E0903"
+    http_status = 409
+
+
+class AuditError(VerificationError):
+    """An audit found the record broken; the findings say what and where."""
+
+    code = "E0904"
 
 
 def every_error() -> tuple[type[ConsortiumError], ...]:

@@ -23,6 +23,8 @@ from consortium.errors import CodecError
 from .fact_text import EVERY_FACT, FACTS, SITE_FACTS, any_fact, from_text, read, to_text
 from .small import TERMS, digest
 
+# Records are small: many more than the profile asks for.
+MANY = settings(max_examples=6 * settings.default.max_examples, deadline=None)
 VECTORS = Path(__file__).parent / "vectors" / "facts.txt"
 
 
@@ -76,7 +78,7 @@ def test_two_facts_of_one_kind_are_noticed() -> None:
 
 
 @given(any_fact())
-@settings(max_examples=600, deadline=None)
+@MANY
 def test_every_fact_comes_back_as_it_was(fact: Any) -> None:
     record = encode(fact)
     again = read(record)
@@ -111,7 +113,7 @@ def _damaged(record: bytes, how: str, at: int, value: int) -> bytes:
         max_size=3,
     ),
 )
-@settings(max_examples=1000, deadline=None)
+@MANY
 def test_damaged_record_is_refused_or_canonical(
     fact: Any, damage: list[tuple[str, int, int]]
 ) -> None:
@@ -122,7 +124,7 @@ def test_damaged_record_is_refused_or_canonical(
 
 
 @given(st.sampled_from(list(EVERY_FACT.values())), st.binary(max_size=120))
-@settings(max_examples=600, deadline=None)
+@MANY
 def test_random_bytes_are_refused_or_canonical(cls: type[Any], tail: bytes) -> None:
     head = bytes([cls.KIND]) if cls.KIND < 128 else bytes([cls.KIND & 0x7F | 0x80, 1])
     _refused_or_canonical(head + tail)

@@ -8,6 +8,7 @@ import pytest
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
+from consortium.core.codec import MAX_ITEMS
 from consortium.core.ids import Seat, SiteId
 from consortium.core.roster import SEEN_GRAIN_MS, Member, eligible, meets
 from consortium.core.terms import DAY_MS, Comparison, Condition, ReportValue
@@ -52,9 +53,12 @@ def test_site_without_an_id_is_refused() -> None:
         ready().give(i.Admit(SiteId(""), b"key", START_MS))
 
 
-def test_empty_cohort_is_refused() -> None:
+@pytest.mark.parametrize("count", [0, -1, MAX_ITEMS, 2**62])
+def test_cohort_that_is_empty_or_too_large_to_name_is_refused(count: int) -> None:
+    world = ready()
+    world.give(i.AdmitCohort(1, START_MS))
     with pytest.raises(InvalidInputError):
-        ready().give(i.AdmitCohort(0, START_MS))
+        world.give(i.AdmitCohort(count, START_MS))
 
 
 def test_simulated_cohort_takes_a_range_of_seats() -> None:

@@ -440,7 +440,7 @@ def _cohort(real: int = 0, size: int = 6) -> World:
 def _trained(world: World, *seats: int, number: int = 1) -> tuple[Any, ...]:
     named = tuple(Seat(seat) for seat in seats)
     partial = digest(f"partial {seats}")
-    return world.give(i.TrainedCohort(number, named, float(len(seats)), partial, START_MS))
+    return world.give(i.TrainedCohort(number, named, float(len(seats)), partial, world.now_ms))
 
 
 def test_cohort_answers_in_blocks_and_the_round_closes() -> None:
@@ -486,3 +486,12 @@ def test_cohort_of_others_than_waiting_simulated_sites_is_refused(seats: tuple[i
     _trained(world, 3)
     with pytest.raises(InvalidInputError):
         _trained(world, *seats)
+
+
+def test_cohort_that_trained_until_after_the_deadline_is_refused() -> None:
+    world = _cohort()
+    world.now_ms = world.round.deadline_ms
+    _trained(world, 1)
+    world.now_ms += 1
+    with pytest.raises(DeadlineExpiredError):
+        _trained(world, 2)

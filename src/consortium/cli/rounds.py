@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from consortium.cli.report import Voice, data
 from consortium.core.terms import Metric
@@ -12,19 +10,21 @@ from consortium.drive.history import RoundRecord
 
 
 class RoundTable:
-    """Prints one line a round, as rounds end."""
+    """One line a round."""
 
     def __init__(self, metrics: tuple[Metric, ...]) -> None:
         self._metrics = [metric.name for metric in metrics]
-        columns = [f"{name:>10}" for name in self._metrics]
-        data("".join(["round  invited  counted  dropped  ", *columns, "  outcome"]))
 
-    def add(self, record: RoundRecord) -> None:
+    def header(self) -> str:
+        columns = [f"{name:>10}" for name in self._metrics]
+        return "".join(["round  invited  counted  dropped  ", *columns, "  outcome"])
+
+    def row(self, record: RoundRecord) -> str:
         values = [self._value(record, name) for name in self._metrics]
         invited = f"{record.invited}{f'+{record.backups}' if record.backups else ''}"
         outcome = f"{record.outcome}{f' ({record.reason})' if record.reason else ''}"
         notes = " deadline extended" if record.extensions else ""
-        data(
+        return (
             f"{record.number:>5}  {invited:>7}  {record.counted:>7}  {record.dropped:>7}  "
             f"{''.join(values)}  {outcome}{notes}"
         )
@@ -42,7 +42,7 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        is_shown = sys.stderr.isatty() and not Voice.json
+        self._is_shown = sys.stderr.isatty() and not Voice.json
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -52,7 +52,7 @@ class Progress:
             transient=True,
             redirect_stdout=False,  # rich would send our data to stderr
             redirect_stderr=False,
-            disable=not is_shown,
+            disable=not self._is_shown,
         )
         self._rounds = self._bar.add_task("rounds", total=rounds)
         self._sites = self._bar.add_task("sites", total=None)
@@ -64,12 +64,12 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take the bar off the screen while something is printed."""
-        self._bar.stop()
-        yield
-        self._bar.start()
+    def print(self, line: str) -> None:
+        """A line of data, above the bar where the two share a terminal."""
+        if self._is_shown and sys.stdout.isatty():
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            data(line)
 
     def on_work(self, number: int, what: str, done: int, total: int) -> None:
         self._bar.update(self._sites, description=f"{what} {number}", advance=done, total=total)

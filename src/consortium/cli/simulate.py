@@ -45,10 +45,12 @@ def simulate(
 ) -> None:
     """Run a plan here, with every site in this process."""
     from consortium.drive.run_folder import RunFolder
+    from consortium.drive.simulate import check_study
 
     plan, task, sites, task_hash = load_study(plan_file)
     if rounds is not None:
         plan = _with_rounds(plan, rounds)
+    check_study(task, plan, sites)
     seed = secrets.randbits(32) if seed is None else seed
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
     folder.begin(plan)
@@ -89,13 +91,13 @@ def watch(
     from consortium.drive.simulate import simulate as simulate_here
 
     table = RoundTable(task.metrics)
+    data(table.header())
     with Progress(plan.federation.rounds) as progress:
 
         def note(record: RoundRecord) -> None:
             if on_round is not None:
                 on_round(record)
-            with progress.paused():
-                table.add(record)
+            progress.print(table.row(record))
             progress.on_round(record)
 
         chosen = Options(on_round=note, on_work=progress.on_work, **options)

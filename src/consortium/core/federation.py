@@ -21,7 +21,7 @@ from consortium.core import verdict
 from consortium.core.ending import Facts, fail
 from consortium.core.evolve import evolve, is_legal, replay
 from consortium.core.ids import Seat
-from consortium.core.roster import SEEN_GRAIN_MS
+from consortium.core.roster import MAX_COHORT, SEEN_GRAIN_MS
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step
 from consortium.core.terms import Terms
@@ -104,8 +104,8 @@ def _admit(state: Federation, item: i.Admit) -> Facts:
 
 
 def _admit_cohort(state: Federation, item: i.AdmitCohort) -> Facts:
-    if item.count < 1:
-        raise InvalidInputError("a cohort has at least one site")
+    if item.count < 1 or state.roster.cohort_size + item.count > MAX_COHORT:
+        raise InvalidInputError(f"simulated sites number from 1 to {MAX_COHORT}")
     admitted = f.CohortAdmitted(Seat(state.roster.next_seat), item.count, item.now_ms)
     return (admitted, *_look_again(state, admitted))
 

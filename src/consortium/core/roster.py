@@ -13,6 +13,9 @@ from consortium.core.terms import HOUR_MS, Comparison, Condition, ReportValue, T
 # "seen within a day", seldom enough that heartbeats do not fill the log.
 SEEN_GRAIN_MS = HOUR_MS
 
+# As many as one fact can name (`codec.MAX_ITEMS`).
+MAX_COHORT = 1 << 20
+
 _COMPARE: dict[Comparison, Callable[[ReportValue, ReportValue], bool]] = {
     Comparison.EQUAL: operator.eq,
     Comparison.UNEQUAL: operator.ne,

@@ -129,6 +129,8 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
         seat in open_round.waiting and state.roster.is_simulated(seat) for seat in item.seats
     ):
         raise InvalidInputError("a trained cohort names sites that are not waiting in it")
+    if item.now_ms > open_round.deadline_ms:
+        raise DeadlineExpiredError(f"round {item.round} takes no more updates")
     trained = f.CohortTrained(item.round, item.seats, item.weight, item.partial, item.now_ms)
     tally = _Tally.of(open_round)
     tally = replace(

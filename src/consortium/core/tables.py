@@ -53,7 +53,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """Where exactly a round is. AGGREGATING has five steps."""
+    """Where exactly a round is. AGGREGATING has four steps."""
 
     INITIALIZED = Phase.INITIALIZED, "opened; its seed is being drawn"
     SELECTING = Phase.SELECTING, "waits until enough sites are eligible"

@@ -77,12 +77,18 @@ def simulate(
     options: Options | None = None,
 ) -> Run:
     """Run the whole federation here. The same seed gives the same model digest."""
+    check_study(task, plan, sites)
+    return _Simulation(task, plan, sites, seed, options or Options()).run()
+
+
+def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
+    """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
+    plan.terms(task.metrics)
     if len(sites) < plan.federation.quorum:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
         )
-    return _Simulation(task, plan, sites, seed, options or Options()).run()
 
 
 class _Simulation:

@@ -26,9 +26,9 @@ class MemoryLog:
             self._changed.notify_all()
             return len(held)
 
-    def read(self, stream: str, start: int = 0) -> Iterator[bytes]:
+    def read(self, stream: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         # A copy: what is appended while the caller iterates is not part of this reading.
-        return iter(self._streams.get(stream, [])[start:])
+        return iter(self._streams.get(stream, [])[start:stop])
 
     def follow(self, stream: str, start: int, timeout_s: float) -> int:
         with self._changed:
@@ -68,3 +68,16 @@ class MemoryBlobs:
     def drop(self, digest: Digest) -> None:
         with self._lock:
             self._blobs.pop(digest, None)
+
+
+class MemoryCache:
+    """A cache in a dictionary."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._values[key] = value

@@ -1,4 +1,4 @@
-"""Storage in seven calls. A backend is whatever passes `consortium.testing.conformance`.
+"""Storage in seven calls, and a cache. A backend is whatever passes `consortium.testing.conformance`.
 
 `Log`: one stream a federation; positions count from zero. `Blobs`: bytes under their
 SHA-256. Both are synchronous, and both may be called from several threads.
@@ -22,13 +22,22 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, stream: str, start: int = 0) -> Iterator[bytes]:
-        """The records from `start` to the end as it is now. An unknown stream is empty."""
+    def read(self, stream: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The records from `start` to `stop`, or to the end as it is now. An unknown stream
+        is empty."""
         ...
 
     def follow(self, stream: str, start: int, timeout_s: float) -> int:
         """Wait until the stream is longer than `start`, or the time is over; its length."""
         ...
+
+
+class Cache(Protocol):
+    """What may be forgotten at any time, because it can be computed again."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, value: bytes) -> None: ...
 
 
 class Blobs(Protocol):

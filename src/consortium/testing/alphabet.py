@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -58,6 +57,8 @@ class Alphabet:
     doubting: Seats = ()  # find the candidate bad
     reporting: Seats = ()  # become ineligible, and eligible again
     is_led: bool = False  # the lead holds, resumes, rolls back and stops between rounds
+    is_cancelled: bool = True  # the lead cancels the open round
+    outcomes: tuple[f.Outcome, ...] = tuple(f.Outcome)  # what the gate may say
     seeds: tuple[bytes, ...] = SEEDS
 
     @property
@@ -92,13 +93,14 @@ class Moment:
     evaluate_by_ms: int
     wake_ms: int  # the time that the state waits for
     members: int
+    is_open: bool
     is_summed: bool
 
     @classmethod
     def of(cls, state: Federation) -> Moment:
         present, due_ms = state.round or state.ended, max(state.next_due_ms, START_MS)
         if present is None:
-            return cls(0, START_MS, START_MS, due_ms, 0, False)
+            return cls(0, START_MS, START_MS, due_ms, 0, False, False)
         wake_ms = due_ms
         if state.round is not None:
             is_evaluated = state.round.step is Step.EVALUATING
@@ -109,11 +111,11 @@ class Moment:
             present.evaluate_by_ms,
             wake_ms,
             len(present.members),
+            state.round is not None,
             present.model is not None,
         )
 
 
-@cache
 def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, ...]:
     """Everything that may arrive at this moment, each once."""
     arrivals = (
@@ -125,7 +127,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_losses(moment, alphabet),
         *_sums(moment),
         *_scores(moment, terms, alphabet),
-        *_verdicts(moment),
+        *_verdicts(moment, alphabet),
         *_old_news(moment),
     )
     return tuple(dict.fromkeys(arrivals))
@@ -133,8 +135,9 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
 
 def _from_the_lead(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
     yield i.OpenRound(max(START_MS, at.wake_ms))
-    yield i.CancelRound(at.number, at.deadline_ms - 1)
     yield i.CancelRound(at.number + 1, at.deadline_ms - 1)
+    if alphabet.is_cancelled:
+        yield i.CancelRound(at.number, at.deadline_ms - 1)
     if alphabet.is_led:
         yield from (i.Hold(START_MS), i.Resume(START_MS), i.Stop(START_MS))
         yield from (i.RollBack(0, START_MS), i.RollBack(9, START_MS))
@@ -142,8 +145,12 @@ def _from_the_lead(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
 
 
 def _ticks(at: Moment, terms: Terms) -> Iterator[i.Input]:
-    for now_ms in (at.wake_ms - 1, at.wake_ms, at.wake_ms + 1):
-        yield i.Tick(now_ms)
+    yield i.Tick(at.wake_ms)
+    if at.wake_ms > START_MS:
+        yield i.Tick(at.wake_ms - 1)
+    if not at.is_open:
+        return  # when exactly a round opens makes no difference but in the times
+    yield i.Tick(at.wake_ms + 1)
     yield i.Tick(at.wake_ms + terms.grace_ms)
     yield i.Tick(at.wake_ms + terms.grace_ms + 1)
 
@@ -219,9 +226,9 @@ def _scores(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
         yield i.Score(at.number, seat, MODEL, 20, (*base, 0.0), good, None, on_time_ms)
 
 
-def _verdicts(at: Moment) -> Iterator[i.Input]:
+def _verdicts(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
     for model in (MODEL, OTHER_MODEL):
-        for outcome in f.Outcome:
+        for outcome in alphabet.outcomes:
             yield i.Verdict(at.number, model, outcome, _JUDGED_MS)
         yield i.Released(at.number, model, _RELEASED_MS)
 

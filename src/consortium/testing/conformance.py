@@ -13,10 +13,11 @@ from collections.abc import Callable
 from consortium.core.ids import Digest
 from consortium.errors import ConflictError, MissingBlobError
 from consortium.model import digest_of
-from consortium.store.ports import Blobs, Log
+from consortium.store.ports import Blobs, Cache, Log
 
 MakeLog = Callable[[], Log]
 MakeBlobs = Callable[[], Blobs]
+MakeCache = Callable[[], Cache]
 
 
 def appended_records_come_back_in_order(make: MakeLog) -> None:
@@ -26,6 +27,8 @@ def appended_records_come_back_in_order(make: MakeLog) -> None:
     assert list(log.read("a")) == [b"one", b"", b"three"], "records come back as they went in"
     assert list(log.read("a", 1)) == [b"", b"three"], "reading starts where it is told"
     assert list(log.read("a", 3)) == [], "reading at the end gives nothing"
+    assert list(log.read("a", 0, 2)) == [b"one", b""], "reading stops where it is told"
+    assert list(log.read("a", 1, 9)) == [b"", b"three"], "reading stops at the end"
 
 
 def streams_are_separate(make: MakeLog) -> None:
@@ -129,6 +132,14 @@ def dropped_blobs_are_gone(make: MakeBlobs) -> None:
     assert blobs.get(blobs.put(b"dropped")) == b"dropped", "a dropped blob can come back"
 
 
+def cached_values_come_back_or_are_gone(make: MakeCache) -> None:
+    cache = make()
+    assert cache.get("a") is None, "what was not put is not there"
+    cache.put("a", b"one")
+    cache.put("a", b"two")
+    assert cache.get("a") in (b"two", None), "the last value, or nothing"
+
+
 LOG_CHECKS: tuple[Callable[[MakeLog], None], ...] = (
     appended_records_come_back_in_order,
     streams_are_separate,
@@ -143,3 +154,4 @@ BLOB_CHECKS: tuple[Callable[[MakeBlobs], None], ...] = (
     missing_blobs_are_refused,
     dropped_blobs_are_gone,
 )
+CACHE_CHECKS: tuple[Callable[[MakeCache], None], ...] = (cached_values_come_back_or_are_gone,)

@@ -1,12 +1,8 @@
-"""Walk through every state that a small federation can reach, by every input, and check rules.
+"""The walk: breadth-first over every state that a federation can reach, by every input.
 
-    python -m consortium.testing.explore                 the walks, then the planted bugs
-    python -m consortium.testing.explore --clean-only    the walks alone
-    python -m consortium.testing.explore --planted       the planted bugs alone
-
-`explore(terms)` does the same for terms of your own. The walk is breadth-first, so the
-trace to a violation is as short as any. Rules are asked on every edge, before states are
-recognised as known: half of all mistakes lead to a state that is fine in itself.
+Rules are asked on every edge, before a state is recognised as known: many a mistake leads
+to a state that is fine in itself. The walk ends when nothing is new, or at the first rule
+that is broken; as it is breadth-first, no trace to that rule is shorter.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ class Exploration:
     edges: int
     refusals: int
     changes: int
-    replayed: int
     steps: tuple[str, ...]
     longest_end: int  # steps that a driver needs at most from any state to a round's end
     seconds: float
@@ -137,10 +132,11 @@ class _Walk:
         self._seen: set[object] = set()
         self._to_end: dict[object, int] = {}  # by fingerprint
         self._todo: deque[tuple[int, Federation, object]] = deque()
-        self._items: set[tuple[i.Input, ...]] = set()
+        self._inputs: dict[Moment, tuple[i.Input, ...]] = {}
         self._steps: set[Step] = set()
         self._edges = self._refusals = self._changes = 0
-        self._here, self._item = 0, None  # type: tuple[int, i.Input | None]
+        self._here = 0
+        self._item: i.Input | None = None
 
     def run(self) -> Exploration:
         start, violation = time.perf_counter(), None
@@ -153,11 +149,10 @@ class _Walk:
             violation = Violation(broken.rule, broken.meaning, self._trace())
         return Exploration(
             len(self._nodes),
-            len({item for items in self._items for item in items}),
+            len({item for items in self._inputs.values() for item in items}),
             self._edges,
             self._refusals,
             self._changes,
-            len(self._nodes),
             tuple(step.name for step in Step if step in self._steps),
             max(self._to_end.values(), default=0),
             time.perf_counter() - start,
@@ -165,8 +160,10 @@ class _Walk:
         )
 
     def _expand(self, here: int, state: Federation, before: object) -> None:
-        items = inputs(Moment.of(state), self._terms, self._alphabet)
-        self._items.add(items)
+        moment = Moment.of(state)
+        items = self._inputs.get(moment)
+        if items is None:
+            items = self._inputs[moment] = inputs(moment, self._terms, self._alphabet)
         self._here = here
         for item in items:
             self._item = item

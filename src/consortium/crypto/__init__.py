@@ -1,0 +1,1 @@
+"""Cryptography, behind recipes that are hard to misuse."""
