@@ -1,4 +1,4 @@
-"""The checks of one update (requirement R6): one function a check, each with its own code.
+"""The checks of one update: one function a check, each with its own code.
 
 Format and finiteness are checked while the bytes are read; what stands out only among
 the others (ten times the median norm) is the core's to see. Signatures and privacy

@@ -1,4 +1,4 @@
-"""The gate: whether a candidate replaces the model (requirement L8).
+"""The gate: whether a candidate replaces the model.
 
 The coordinator has no data, so it weighs what the members measured. A candidate must
 come within 5 % of the base it was trained from, and within 10 % of the best of the last

@@ -45,7 +45,7 @@ def check_round(one: Round) -> None:
 
 def _check_phase(one: Round) -> None:
     if one.step.phase is Phase.AGGREGATING or one.step is Step.COMPLETED:
-        assert len(one.members) >= one.quorum, "fewer members than the quorum (I-P4)"
+        assert len(one.members) >= one.quorum, "fewer members than the quorum"
     if one.step in (Step.INITIALIZED, Step.SELECTING):
         assert not one.invited, "invited before selection"
     if one.step is Step.EVALUATING:
@@ -66,5 +66,5 @@ def _check_against_roster(state: Federation, one: Round) -> None:
     if one.step in (Step.TRAINING, Step.SUMMING):
         live = one.members if one.step is Step.SUMMING else one.accepted
         for seat in (*live, *(one.waiting if one.step is Step.TRAINING else ())):
-            assert seat in state.roster, "a revoked site would be counted (I-A1)"
+            assert seat in state.roster, "a revoked site would be counted"
     assert all(seat in state.roster for seat in one.unheard), "a revoked site is asked"

@@ -63,6 +63,13 @@ def test_adopting_the_same_plan_again_changes_nothing() -> None:
     assert kinds(world.adopt(replace(TERMS, rounds=7), "plan 2")) == [f.PlanAdopted]
 
 
+def test_plan_whose_rounds_have_all_been_run_is_refused() -> None:
+    world = training()
+    world.give(i.CancelRound(1, START_MS))
+    with pytest.raises(WrongPhaseError, match="1 have been run"):
+        world.adopt(replace(TERMS, rounds=1), "plan 2")
+
+
 def test_plan_with_another_layout_than_the_model_is_refused() -> None:
     world = ready()
     other = i.AdoptPlan(digest("p"), digest("t"), digest("other layout"), TERMS, START_MS)

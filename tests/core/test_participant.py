@@ -75,7 +75,7 @@ def sending() -> Site:
 
 def evaluating() -> Site:
     site = sending()
-    site.give(p.Heard(1, NOW))
+    site.give(p.Heard(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     site.give(p.Asked(EVALUATE, NOW))
     return site
 
@@ -118,7 +118,7 @@ def test_held_site_declines_with_a_code_until_it_is_resumed() -> None:
     assert site.give(p.Asked(TRAIN, NOW)) == ()
     assert len(site.give(p.ResumeSite(NOW))) == 1
     assert site.give(p.ResumeSite(NOW)) == ()
-    site.give(p.Heard(1, NOW))
+    site.give(p.Heard(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     assert site.work is None
     site.give(p.Asked(replace(TRAIN, round=2), NOW))
     assert site.state.stage is Stage.TRAINING
@@ -160,7 +160,7 @@ def test_round_is_trained_once() -> None:
     assert site.give(p.Asked(TRAIN, NOW)) == ()
     assert site.give(p.Trained(1, digest("another update"), None, 64, NOW)) == ()
     assert site.work == p.SendUpdate(1, digest("update"))
-    site.give(p.Heard(1, NOW))
+    site.give(p.Heard(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     assert site.give(p.Asked(TRAIN, NOW)) == ()
     assert site.work is None
 
@@ -187,7 +187,7 @@ def test_failure_leaves_as_a_code_and_until_it_was_heard() -> None:
     site.give(p.Broke(1, Failure.DATA_QUALITY, NOW))
     assert site.work == p.TellFailure(1, Failure.DATA_QUALITY)
     assert site.give(p.Broke(1, Failure.TRAINING, NOW)) == ()
-    site.give(p.Heard(1, NOW))
+    site.give(p.Heard(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     assert site.work is None
 
 
@@ -196,31 +196,42 @@ def test_failure_leaves_as_a_code_and_until_it_was_heard() -> None:
 
 def test_update_is_sent_until_the_receipt_is_kept() -> None:
     site = sending()
-    assert site.give(p.Heard(2, NOW)) == ()
-    assert site.work == p.SendUpdate(1, digest("update"))
-    assert site.give(p.Heard(1, NOW)) == (s.ReceiptKept(1, digest("update"), NOW),)
+    sent = p.SendUpdate(1, digest("update"))
+    assert site.give(p.Heard(p.SendUpdate(2, digest("update")), NOW)) == ()
+    assert site.work == sent
+    assert site.give(p.Heard(sent, NOW)) == (s.ReceiptKept(1, digest("update"), NOW),)
     assert site.work is None
-    assert site.give(p.Heard(1, NOW)) == ()
+    assert site.give(p.Heard(sent, NOW)) == ()
+
+
+def test_late_copy_of_the_receipt_does_not_acknowledge_the_score() -> None:
+    site = scoring()
+    assert site.give(p.Heard(p.SendUpdate(1, digest("update")), NOW)) == ()
+    assert isinstance(site.work, p.SendScore)
+
+
+def test_nobody_acknowledges_or_refuses_work_that_stays_at_the_site() -> None:
+    site = invited()
+    assert site.work is not None
+    assert site.give(p.Heard(site.work, NOW)) == ()
+    assert site.give(p.TurnedAway(site.work, NOW)) == ()
 
 
 @pytest.mark.parametrize("make", [sending, scoring])
 def test_site_that_is_turned_away_leaves_the_round(make: Any) -> None:
     site = make()
-    assert site.give(p.TurnedAway(2, NOW)) == ()
-    assert site.give(p.TurnedAway(1, NOW)) == (s.RoundLeft(1, NOW),)
+    sent = site.work
+    assert site.give(p.TurnedAway(p.SendUpdate(2, digest("update")), NOW)) == ()
+    assert site.give(p.TurnedAway(sent, NOW)) == (s.RoundLeft(1, NOW),)
     assert site.work is None
-    assert site.give(p.TurnedAway(1, NOW)) == ()
+    assert site.give(p.TurnedAway(sent, NOW)) == ()
 
 
 def test_failure_that_nobody_wants_to_hear_is_dropped() -> None:
     site = invited()
     site.give(p.Broke(1, Failure.TRAINING, NOW))
-    site.give(p.TurnedAway(1, NOW))
+    site.give(p.TurnedAway(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     assert site.work is None
-
-
-def test_site_that_trains_is_not_turned_away() -> None:
-    assert invited().give(p.TurnedAway(1, NOW)) == ()
 
 
 # ---- evaluation ---------------------------------------------------------------------
@@ -235,7 +246,7 @@ def test_member_evaluates_and_sends_the_sums_until_heard() -> None:
     assert site.work == p.SendScore(spooled)
     assert site.give(p.Scored(1, 99, (1.0,), (2.0,), NOW)) == ()
     assert site.give(p.Asked(EVALUATE, NOW)) == ()
-    assert site.give(p.Heard(1, NOW)) == (s.ScoreTold(1, NOW),)
+    assert site.give(p.Heard(p.SendScore(spooled), NOW)) == (s.ScoreTold(1, NOW),)
     assert site.work is None
     assert site.give(p.Asked(EVALUATE, NOW)) == ()  # this candidate is dealt with
 
@@ -262,12 +273,12 @@ def test_site_that_cannot_evaluate_says_so() -> None:
     site.give(p.Broke(1, Failure.NO_TEST_DATA, NOW))
     assert site.work == p.TellFailure(1, Failure.NO_TEST_DATA)
     assert site.give(p.Asked(EVALUATE, NOW)) == ()
-    site.give(p.Heard(1, NOW))
+    site.give(p.Heard(site.work, NOW))  # type: ignore[arg-type]  # it owes something
     assert site.state.stage is Stage.IDLE
 
 
 def test_site_that_is_idle_has_nothing_to_break_or_to_hear() -> None:
     site = approved()
     assert site.give(p.Broke(0, Failure.TRAINING, NOW)) == ()
-    assert site.give(p.Heard(0, NOW)) == ()
+    assert site.give(p.Heard(p.SendUpdate(0, digest("update")), NOW)) == ()
     assert site.give(p.Scored(0, 1, (), (), NOW)) == ()

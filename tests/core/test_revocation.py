@@ -1,4 +1,4 @@
-"""A site is revoked in every step of a round: it is never in an aggregate (I-A1)."""
+"""A site is revoked in every step of a round: it is never in an aggregate."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The roster: seats, reports, and who may be invited (requirement R4)."""
+"""The roster: seats, reports, and who may be invited."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,23 @@ def test_site_is_eligible_while_it_was_seen_within_a_day() -> None:
 
 def test_clock_that_jumped_back_makes_nobody_ineligible() -> None:
     assert eligible(ready(sites=2).state.roster, TERMS, START_MS - DAY_MS * 9) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        (("battery", float("nan")),),
+        (("battery", float("-inf")),),
+        (("samples", 10**16),),
+        (("region", "x" * 300),),
+        (("x" * 300, 1),),
+        tuple((f"name-{number:03}", 1) for number in range(65)),
+    ],
+)
+def test_report_that_is_too_much_is_refused(report: tuple[tuple[str, Any], ...]) -> None:
+    world = ready()
+    with pytest.raises(InvalidInputError, match="at most 64"):
+        world.give(i.Report(Seat(1), report, START_MS))
 
 
 def test_site_that_does_not_report_what_the_plan_names_is_not_eligible() -> None:

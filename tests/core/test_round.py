@@ -286,6 +286,13 @@ def test_backup_is_called_for_a_loud_update() -> None:
     assert kinds(facts)[-2:] == [f.UpdateExcluded, f.RoundClosed]
 
 
+def test_when_most_updates_are_zero_the_others_count() -> None:
+    world = training()
+    world.send(1, norm=0.0)
+    world.send(2, norm=0.0)
+    assert f.UpdateExcluded not in kinds(world.send(3, norm=5.0))
+
+
 def test_median_of_an_even_number_is_the_middle_of_the_two() -> None:
     four = replace(TERMS, target=4)
     for norm, is_loud in ((15.0, False), (15.1, True)):

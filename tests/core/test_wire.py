@@ -167,17 +167,12 @@ class World:
 
     def request(self, site: Site, work: p.SiteWork) -> None:
         """A site's answer arrives at the coordinator, whose reply goes out in turn."""
-        reply: p.SiteInput = p.Heard(site.state.round, self.now_ms)
+        reply: p.SiteInput = p.Heard(work, self.now_ms)
         try:
             self.coordinator.give(_as_input(site.seat, work, self.now_ms))
         except Refusal:
-            reply = p.TurnedAway(site.state.round, self.now_ms)
-        self.send(lambda: self.hear(site, work, reply))
-
-    def hear(self, site: Site, work: p.SiteWork, reply: p.SiteInput) -> None:
-        """A reply belongs to its request: it says nothing about what came after."""
-        if p.owed(site.state) == work:
-            site.give(reply)
+            reply = p.TurnedAway(work, self.now_ms)
+        self.send(lambda: site.give(reply))
 
     # ---- the coordinator ------------------------------------------------------------
 

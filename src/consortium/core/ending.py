@@ -25,7 +25,7 @@ def finish(
     stale_rounds: int = 0,
     judged: f.Judged | None = None,
 ) -> Facts:
-    """Whether this was the last round (requirement R11)."""
+    """Whether this was the last round."""
     if judged is not None and judged.candidate and terms.stop_below is not None:
         if judged.candidate[terms.metric_index(LOSS)] < terms.stop_below:
             return (f.FederationFinished(f.Finish.CONVERGED, now_ms),)

@@ -16,7 +16,7 @@ from consortium.core.terms import ReportValue, Terms
 
 
 class Fault(IntEnum):
-    """Why an update was not counted: the six checks of requirement R6."""
+    """Why an update was not counted: the six checks of an update."""
 
     FORMAT = 1
     DIMENSIONS = 2

@@ -21,7 +21,7 @@ from consortium.core import verdict
 from consortium.core.ending import Facts, fail
 from consortium.core.evolve import evolve, is_legal, replay
 from consortium.core.ids import Seat
-from consortium.core.roster import MAX_COHORT, SEEN_GRAIN_MS
+from consortium.core.roster import MAX_COHORT, MAX_REPORT, SEEN_GRAIN_MS, is_reportable
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step
 from consortium.core.terms import Terms
@@ -75,6 +75,11 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
         item.terms,
     ):
         return ()
+    if item.terms.rounds <= state.last_number:
+        raise WrongPhaseError(
+            f"the plan is for {item.terms.rounds} rounds, and {state.last_number} have been run",
+            hint="rounds counts from the federation's first round",
+        )
     if state.versions and item.layout != state.layout:
         raise WrongPhaseError("the plan's task has another layout than the model")
     return (f.PlanAdopted(item.plan, item.task, item.layout, item.terms, item.now_ms),)
@@ -123,7 +128,7 @@ def _look_again(
 
 
 def _dismiss(state: Federation, item: i.Dismiss) -> Facts:
-    """A site is revoked or leaves; an open round goes on without it (invariant I-A1)."""
+    """A site is revoked or leaves; an open round goes on without it."""
     if item.seat not in state.roster.members:
         if 0 < item.seat < state.roster.next_seat and not state.roster.is_simulated(item.seat):
             return ()
@@ -185,6 +190,11 @@ def _report(state: Federation, item: i.Report) -> Facts:
     names = [name for name, _ in item.report]
     if names != sorted(set(names)):
         raise InvalidInputError("a report names each thing once, in sorted order")
+    if len(names) > MAX_REPORT or not all(map(is_reportable, item.report)):
+        raise InvalidInputError(
+            f"a report has at most {MAX_REPORT} entries: short names with a truth value, a "
+            "finite number or a short text"
+        )
     is_news = item.report != member.report
     if not is_news and item.now_ms - member.seen_ms < SEEN_GRAIN_MS:
         return ()
@@ -210,7 +220,7 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
 
 
 def _open_round(state: Federation, item: i.OpenRound) -> Facts:
-    """The lead asks for a round now, whatever the cadence (requirement R2)."""
+    """The lead asks for a round now, whatever the cadence."""
     refusal = _why_not_open(state)
     if refusal is not None:
         raise refusal

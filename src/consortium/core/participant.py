@@ -102,17 +102,18 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The coordinator has acknowledged this site's last answer to `round`."""
+    """The coordinator has acknowledged `work`. A reply belongs to its request: it says
+    nothing about what the site does now."""
 
-    round: int
+    work: SiteWork
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway:
-    """The coordinator refuses any answer to `round`: too late, cancelled or superseded."""
+    """The coordinator will never take `work`: too late, cancelled or superseded."""
 
-    round: int
+    work: SiteWork
     now_ms: int
 
 
@@ -254,20 +255,24 @@ def _broke(state: Participant, item: Broke) -> SiteFacts:
 
 
 def _heard(state: Participant, item: Heard) -> SiteFacts:
-    if _is_at(state, item.round, Stage.SENDING):
-        assert state.update is not None
-        return (s.ReceiptKept(item.round, state.update, item.now_ms),)
-    if _is_at(state, item.round, Stage.SCORING):
-        return (s.ScoreTold(item.round, item.now_ms),)
-    if _is_at(state, item.round, Stage.REPORTING):
-        return (s.FailureTold(item.round, item.now_ms),)
-    return ()
+    if item.work != owed(state):
+        return ()
+    match item.work:
+        case SendUpdate():
+            return (s.ReceiptKept(item.work.round, item.work.update, item.now_ms),)
+        case SendScore():
+            return (s.ScoreTold(item.work.score.round, item.now_ms),)
+        case TellFailure():
+            return (s.FailureTold(item.work.round, item.now_ms),)
+        case _:
+            return ()  # training and evaluating are the site's own affair
 
 
 def _turned_away(state: Participant, item: TurnedAway) -> SiteFacts:
-    if not _is_at(state, item.round, Stage.SENDING, Stage.SCORING, Stage.REPORTING):
+    is_answer = isinstance(item.work, SendUpdate | SendScore | TellFailure)
+    if item.work != owed(state) or not is_answer:
         return ()
-    return (s.RoundLeft(item.round, item.now_ms),)
+    return (s.RoundLeft(state.round, item.now_ms),)
 
 
 def _is_at(state: Participant, number: int, *stages: Stage) -> bool:

@@ -16,6 +16,11 @@ SEEN_GRAIN_MS = HOUR_MS
 # As many as one fact can name (`codec.MAX_ITEMS`).
 MAX_COHORT = 1 << 20
 
+# What one site may make everybody remember about it.
+MAX_REPORT = 64
+MAX_REPORT_TEXT = 200  # characters of name and value
+MAX_REPORT_NUMBER = 1e15  # this also keeps out what is not finite
+
 _COMPARE: dict[Comparison, Callable[[ReportValue, ReportValue], bool]] = {
     Comparison.EQUAL: operator.eq,
     Comparison.UNEQUAL: operator.ne,
@@ -74,7 +79,7 @@ class Roster:
 
 
 def eligible(roster: Roster, terms: Terms, now_ms: int) -> list[Seat]:
-    """The seats that may be invited now, ascending (requirement R4).
+    """The seats that may be invited now, ascending.
 
     A condition on something that a site does not report makes the site ineligible.
     Simulated sites are always there but report nothing.
@@ -97,6 +102,14 @@ def meets(member: Member, conditions: tuple[Condition, ...]) -> bool:
         return True
     reported = dict(member.report)
     return all(_holds(condition, reported.get(condition.name)) for condition in conditions)
+
+
+def is_reportable(entry: tuple[str, ReportValue]) -> bool:
+    """Whether a site may report this name and value: short, and with one encoding."""
+    name, value = entry
+    if isinstance(value, str):
+        return len(name) + len(value) <= MAX_REPORT_TEXT
+    return len(name) <= MAX_REPORT_TEXT and abs(value) <= MAX_REPORT_NUMBER
 
 
 def _holds(condition: Condition, value: ReportValue | None) -> bool:

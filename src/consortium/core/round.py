@@ -73,7 +73,7 @@ def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now
 
 
 def submit(state: Federation, terms: Terms, item: i.Submit) -> Facts:
-    """An update has arrived and its bytes are durable (requirement R6)."""
+    """An update has arrived and its bytes are durable."""
     asked = invited_round(state, item.round, item.seat)
     held = asked.submitted.get(item.seat)
     if held == item.update:
@@ -146,7 +146,7 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
 
 
 def drop(state: Federation, terms: Terms, item: i.Fail) -> Facts:
-    """A site says that it cannot train (requirement R9)."""
+    """A site says that it cannot train."""
     open_round = invited_round(state, item.round, item.seat)
     if open_round.step is not Step.TRAINING or item.seat not in open_round.waiting:
         return ()  # it has answered already: what counts is the first answer
@@ -281,7 +281,7 @@ def _may_close(terms: Terms, tally: _Tally) -> bool:
 
 
 def _is_enough(terms: Terms, tally: _Tally, count: int, now_ms: int) -> bool:
-    """Given a quorum: whether to stop waiting for more (requirement R6)."""
+    """Given a quorum: whether to stop waiting for more."""
     open_round = tally.open_round
     if terms.close is Close.QUORUM or count >= open_round.target:
         return True
@@ -295,7 +295,7 @@ def _is_enough(terms: Terms, tally: _Tally, count: int, now_ms: int) -> bool:
 def _backups(
     state: Federation, terms: Terms, open_round: Round, missing: int, now_ms: int
 ) -> f.BackupsInvited | None:
-    """Urgent invitations, as many as are missing and can be had (requirement R7)."""
+    """Urgent invitations, as many as are missing and can be had."""
     if missing <= 0:
         return None
     pool = [

@@ -19,7 +19,7 @@ _WORDS = 1 << 64
 
 
 def invitation_size(terms: Terms, eligible: int) -> tuple[int, int]:
-    """(target, how many to invite) when `eligible` sites are there (requirement R3)."""
+    """(target, how many to invite) when `eligible` sites are there."""
     target = terms.target or max(terms.quorum, _ceil_ppm(eligible, terms.fraction_ppm))
     target = min(target, eligible)
     return target, min(eligible, _ceil_ppm(target, terms.overselect_ppm))

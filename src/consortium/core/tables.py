@@ -42,7 +42,7 @@ from consortium.core.facts import (
 
 
 class Phase(Enum):
-    """The public names of a round's life (requirement R1)."""
+    """The public names of a round's life."""
 
     INITIALIZED = "INITIALIZED"
     SELECTING = "SELECTING"

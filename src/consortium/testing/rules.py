@@ -146,14 +146,6 @@ def extensions_are_limited(state: Federation) -> bool:
     return all(known.extensions <= limit for known in _rounds(state))
 
 
-def the_quorum_is_in_reach(state: Federation) -> bool:
-    """A round goes on training only while a quorum can come together, or a check decides."""
-    present = state.round
-    if present is None or present.step is not Step.TRAINING or present.unchecked:
-        return True
-    return present.remaining >= present.quorum
-
-
 def no_closing_is_overdue(state: Federation) -> bool:
     """A round that has all it waits for does not go on training (requirement R6)."""
     present, terms = state.round, _terms(state)
@@ -268,7 +260,6 @@ STATE_RULES: tuple[StateRule, ...] = (
     only_members_evaluate,
     a_verdict_follows_the_evaluation,
     extensions_are_limited,
-    the_quorum_is_in_reach,
     no_closing_is_overdue,
     standing_fits_the_rounds,
     round_numbers_are_counted,

@@ -188,21 +188,28 @@ def a_shortage_calls_backups(change: Change) -> bool:
     """Who is missing for the quorum is replaced, as far as eligible sites are there (R7)."""
     if change.before.round is None or change.was.step is not Step.TRAINING:
         return True
-    is_open = change.after.round is not None and change.after.round.step is Step.TRAINING
-    is_last = change.is_late and change.was.extensions >= change.terms.max_extensions
-    if not is_open and (is_last or not _fails_for_lack_of_quorum(change)):
-        return True
-    is_unmoved = change.became.deadline_ms == change.was.deadline_ms
-    if is_open and change.is_late and is_unmoved:
-        return True  # it came in time: the checks are still running
-    called = sum(len(x.seats) for x in change.facts if isinstance(x, f.BackupsInvited))
-    missing = max(0, change.was.quorum - _in_sight(change))
+    was, became = change.was, change.became
+    called = len(became.invited) - len(was.invited)
+    missing = max(0, was.quorum - _in_sight(change))
     ready = len(spares(change))
-    return called == min(missing, ready) if is_open else ready < missing
+    if became.step is Step.FAILED:
+        is_over = change.is_late and was.extensions >= change.terms.max_extensions
+        is_short = became.reason is f.RoundEnd.NO_QUORUM and not is_over
+        return not is_short or ready < missing
+    is_decided = became.deadline_ms != was.deadline_ms
+    is_lost = len(became.fallen) > len(was.fallen) and not change.is_late
+    if became.step is Step.TRAINING and (is_decided or is_lost):
+        return called == min(missing, ready)
+    return called <= missing  # late, and the checks of what came in time are still running
 
 
-def _fails_for_lack_of_quorum(change: Change) -> bool:
-    return change.became.reason is f.RoundEnd.NO_QUORUM
+def the_quorum_is_in_reach(change: Change) -> bool:
+    """After a loss before the deadline, training goes on only while a quorum can still come."""
+    if change.before.round is None or change.became.step is not Step.TRAINING:
+        return True
+    was, became = change.was, change.became
+    is_lost = len(became.fallen) > len(was.fallen) and not change.is_late
+    return not is_lost or became.remaining >= became.quorum
 
 
 def _in_sight(change: Change) -> int:
@@ -278,4 +285,5 @@ CHANGE_RULES: tuple[ChangeRule, ...] = (
     seats_empty_by_departure,
     receipts_go_forwards,
     a_shortage_calls_backups,
+    the_quorum_is_in_reach,
 )

@@ -215,7 +215,9 @@ class _Walk:
         here = len(self._nodes) - 1
         self._steps.update(known.step for known in (state.round, state.ended) if known)
         if replay(self._log(here)) != state:
-            raise _BrokenError("replay_gives_the_same_state", "The log folds into the state (I-R8).")
+            raise _BrokenError(
+                "replay_gives_the_same_state", "The log folds into the state (I-R8)."
+            )
         self._check_end(state, found)
         self._todo.append((here, state, found))
 
