@@ -10,8 +10,7 @@ import pytest
 
 from consortium.core import facts as f
 from consortium.core.codec import decode
-from consortium.core.evolve import is_legal, replay
-from consortium.core.federation import evolve
+from consortium.core.federation import evolve, is_legal, replay
 from consortium.core.state import Federation
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.rng import stream

@@ -29,19 +29,6 @@ def evolve(state: Federation, fact: f.Fact) -> None:
     state.standing = FEDERATION.get((state.standing, kind), state.standing)
 
 
-def is_legal(state: Federation, fact: f.Fact) -> bool:
-    """Whether the tables allow `fact` here: what a verifier asks before it folds a log."""
-    kind = type(fact)
-    if kind in _ROUND_FACTS:
-        open_round = state.round
-        return (
-            open_round is not None
-            and getattr(fact, "round", 0) == open_round.number
-            and (open_round.step, kind) in ROUND
-        )
-    return (state.standing, kind) in FEDERATION or kind in _ANY_TIME
-
-
 def replay(facts: list[f.Fact]) -> Federation:
     """The state that a log folds into."""
     state = Federation()
@@ -327,15 +314,3 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.RoundCompleted: _completed,
     f.RoundFailed: _failed,
 }
-
-_ROUND_FACTS = frozenset(kind for kind in _RECORD if kind.KIND > f.RoundOpened.KIND)
-_ANY_TIME = frozenset(
-    {
-        f.SiteAdmitted,
-        f.CohortAdmitted,
-        f.SiteReported,
-        f.SiteDeparted,
-        f.FederationHeld,
-        f.FederationResumed,
-    }
-)

@@ -19,8 +19,9 @@ from consortium.core import inputs as i
 from consortium.core import round as rounds
 from consortium.core import verdict
 from consortium.core.ending import Facts, fail
-from consortium.core.evolve import evolve, is_legal, replay
+from consortium.core.evolve import evolve, replay
 from consortium.core.ids import Seat
+from consortium.core.legal import is_legal
 from consortium.core.roster import MAX_COHORT, MAX_REPORT, SEEN_GRAIN_MS, is_reportable
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step

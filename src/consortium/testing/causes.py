@@ -54,7 +54,7 @@ def the_invited_are_eligible(change: Change, fact: f.SitesInvited) -> bool:
 
 
 def backups_are_eligible(change: Change, fact: f.BackupsInvited) -> bool:
-    """Backups are eligible sites that were not invited before (R7)."""
+    """Backups are eligible sites that were not invited before."""
     return bool(fact.seats) and set(fact.seats) <= spares(change)
 
 
@@ -128,7 +128,7 @@ def members_are_all_that_count(change: Change, fact: f.RoundClosed) -> bool:
 
 
 def a_closing_is_due(change: Change, fact: f.RoundClosed) -> bool:
-    """A round closes when it has enough, or all have answered, or its time is over (R6)."""
+    """A round closes when it has enough, or all have answered, or its time is over."""
     became, terms = change.became, change.terms
     if len(fact.members) < became.quorum:
         return False

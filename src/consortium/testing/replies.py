@@ -45,7 +45,7 @@ def _at(state: Federation, number: int, step: Step) -> Round | None:
 def strangers_are_refused(
     state: Federation, item: i.Submit | i.Fail | i.Score, reply: Reply
 ) -> bool:
-    """Whoever is not on the roster or was not invited is told so, and nothing else (I-A1)."""
+    """Whoever is not on the roster or was not invited is told so, and nothing else."""
     known = _spoken_of(state, item.round)
     is_known = item.seat in state.roster and (known is None or item.seat in known.invited)
     return is_known or isinstance(reply, UnauthorizedClientError)
@@ -60,12 +60,12 @@ def updates_in_time_are_taken(state: Federation, item: i.Submit, reply: Reply) -
 
 
 def the_same_update_again_is_fine(state: Federation, item: i.Submit, reply: Reply) -> bool:
-    """A retry is answered like the first time, however late it comes (I-R5)."""
+    """A retry is answered like the first time, however late it comes."""
     return reply is None or _held(state, item.round, item.seat) != item.update
 
 
 def another_update_is_refused(state: Federation, item: i.Submit, reply: Reply) -> bool:
-    """A second update of the same site is refused, and the first one stands (I-R5)."""
+    """A second update of the same site is refused, and the first one stands."""
     held = _held(state, item.round, item.seat)
     return held in (None, item.update) or isinstance(reply, AlreadySubmittedError)
 
@@ -138,7 +138,7 @@ def releases_are_heard(state: Federation, item: i.Released, reply: Reply) -> boo
 
 
 def time_is_heard(state: Federation, item: i.Tick, reply: Reply) -> bool:
-    """Once a deadline has passed, a tick is not without effect (I-R2)."""
+    """Once a deadline has passed, a tick is not without effect."""
     present, terms = state.round, state.terms
     if present is None or terms is None:
         return True

@@ -99,7 +99,7 @@ def members_reach_the_quorum(state: Federation) -> bool:
 
 
 def members_are_on_the_roster_until_the_sum(state: Federation) -> bool:
-    """Nobody who was revoked before the sum is in it (I-A1)."""
+    """Nobody who was revoked before the sum is in it."""
     present = state.round
     if present is None or present.step is not Step.SUMMING:
         return True
@@ -147,7 +147,7 @@ def extensions_are_limited(state: Federation) -> bool:
 
 
 def no_closing_is_overdue(state: Federation) -> bool:
-    """A round that has all it waits for does not go on training (requirement R6)."""
+    """A round that has all it waits for does not go on training."""
     present, terms = state.round, _terms(state)
     if present is None or present.step is not Step.TRAINING:
         return True
@@ -218,7 +218,7 @@ _DUTY_OF: dict[Step, type[d.Duty]] = {
 
 
 def every_member_is_summed_once(state: Federation) -> bool:
-    """The sum that is owed has each member's own update once, by rank (I-R3)."""
+    """The sum that is owed has each member's own update once, by rank."""
     present = state.round
     if present is None or present.step is not Step.SUMMING:
         return True

@@ -69,7 +69,7 @@ def facts_carry_the_time_of_their_input(change: Change) -> bool:
 
 
 def an_input_brings_only_its_own_facts(change: Change) -> bool:
-    """A message causes the kinds of facts that its own arrival allows (I-R6)."""
+    """A message causes the kinds of facts that its own arrival allows."""
     allowed = _ALLOWED[type(change.item)]
     return all(type(fact) in allowed for fact in change.facts)
 
@@ -81,7 +81,7 @@ def a_site_speaks_for_itself(change: Change) -> bool:
 
 
 def a_round_ends_once(change: Change) -> bool:
-    """A round that has ended stays as it was until the next one ends (I-R1)."""
+    """A round that has ended stays as it was until the next one ends."""
     before, after = change.before, change.after
     if before.round is None:
         return before.ended == after.ended
@@ -91,7 +91,7 @@ def a_round_ends_once(change: Change) -> bool:
 
 
 def phases_go_forwards(change: Change) -> bool:
-    """A round moves along its phases, never back; it may fail from any (I-R2)."""
+    """A round moves along its phases, never back; it may fail from any."""
     if change.before.round is None:
         return True
     was, became = change.was.step, change.became.step
@@ -114,7 +114,7 @@ def _ground(known: Round) -> tuple[object, ...]:
 
 
 def one_model_a_round(change: Change) -> bool:
-    """The first sum of a round stands for ever (I-R1)."""
+    """The first sum of a round stands for ever."""
     if change.before.round is None or change.was.model is None:
         return True
     return change.was.model == change.became.model
@@ -171,7 +171,7 @@ def seats_empty_by_departure(change: Change) -> bool:
 
 
 def receipts_go_forwards(change: Change) -> bool:
-    """A receipt names the same update for ever, and what is final in it stays (I-R5)."""
+    """A receipt names the same update for ever, and what is final in it stays."""
     if change.before.round is None:
         return True
     number = change.was.number
@@ -185,7 +185,7 @@ def receipts_go_forwards(change: Change) -> bool:
 
 
 def a_shortage_calls_backups(change: Change) -> bool:
-    """Who is missing for the quorum is replaced, as far as eligible sites are there (R7)."""
+    """Who is missing for the quorum is replaced, as far as eligible sites are there."""
     if change.before.round is None or change.was.step is not Step.TRAINING:
         return True
     was, became = change.was, change.became

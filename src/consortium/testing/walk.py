@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.codec import decode, encode
-from consortium.core.federation import decide, evolve, is_legal, replay
+from consortium.core.federation import decide, evolve, replay
+from consortium.core.legal import is_legal
 from consortium.core.roster import Member, Roster
 from consortium.core.state import Federation, Round, Sums
 from consortium.core.tables import Step
@@ -185,8 +186,10 @@ class _Walk:
             self._check_reply(state, item, None)
             return
         self._changes += 1
-        after = _recorded(state, facts)
+        after, illegal = _recorded(state, facts)
         self._check_change(Change(state, item, facts, after))
+        if illegal is not None:
+            raise _BrokenError("facts_are_legal", f"A verifier would refuse {illegal}.")
         self._enter(after, _Node(self._here, item, facts, ()))
 
     def _check_reply(self, state: Federation, item: i.Input, reply: Refusal | None) -> None:
@@ -216,20 +219,20 @@ class _Walk:
         self._steps.update(known.step for known in (state.round, state.ended) if known)
         if replay(self._log(here)) != state:
             raise _BrokenError(
-                "replay_gives_the_same_state", "The log folds into the state (I-R8)."
+                "replay_gives_the_same_state", "The log folds into the state."
             )
         self._check_end(state, found)
         self._todo.append((here, state, found))
 
     def _check_end(self, state: Federation, found: object) -> None:
-        """Every round ends if what is owed is done and time passes, whoever is silent (I-R2)."""
+        """Every round ends if what is owed is done and time passes, whoever is silent."""
         path: list[object] = []
         while state.round is not None and found not in self._to_end:
             path.append(found)
             facts = next_facts(state)
             if not facts or len(path) > MAX_STEPS:
                 raise _BrokenError("every_round_ends", self._check_end.__doc__ or "")
-            state = _recorded(state, facts)
+            state, _ = _recorded(state, facts)
             found = fingerprint(state)
         steps = self._to_end.get(found, 0)
         for passed in reversed(path):
@@ -268,13 +271,17 @@ class _Walk:
         return (*reversed(passed), *last)
 
 
-def _recorded(state: Federation, facts: Facts) -> Federation:
-    after = state.clone()
+def _recorded(state: Federation, facts: Facts) -> tuple[Federation, f.Fact | None]:
+    """The state once `facts` are recorded, and the first of them that is not legal."""
+    after, illegal = state.clone(), None
     for fact in facts:
-        if not is_legal(after, fact):
-            raise _BrokenError("facts_are_legal", f"The tables do not allow {fact} here.")
-        evolve(after, fact)
-    return after
+        if illegal is None and not is_legal(after, fact):
+            illegal = fact
+        try:
+            evolve(after, fact)
+        except Exception as error:
+            raise _BrokenError("evolve_never_fails", f"{fact}: {error!r}") from error
+    return after, illegal
 
 
 def _check_state(state: Federation) -> None:
@@ -284,7 +291,7 @@ def _check_state(state: Federation) -> None:
 
 
 def _check_again(change: Change) -> None:
-    """The same input again, now that its facts are recorded, changes nothing (I-R5)."""
+    """The same input again, now that its facts are recorded, changes nothing."""
     try:
         facts = decide(change.after, change.item)
     except Refusal:

@@ -1,0 +1,175 @@
+"""Whether a fact can stand where it stands: what a verifier asks of every fact in a log.
+
+These are not the rules by which facts are made: those may become stricter, and last
+year's log stays legal. They say what any honest version could have written, so that a
+forged, cut or shuffled log is told from a true one, and `evolve` never meets a fact that
+it cannot record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from consortium.core import facts as f
+from consortium.core.ids import Seat
+from consortium.core.state import Federation, Round
+from consortium.core.tables import FEDERATION, ROUND, Step
+from consortium.core.verdict import means
+
+_ANY_TIME = frozenset(
+    {
+        f.SiteAdmitted,
+        f.CohortAdmitted,
+        f.SiteReported,
+        f.SiteDeparted,
+        f.FederationHeld,
+        f.FederationResumed,
+    }
+)
+
+
+def is_legal(state: Federation, fact: f.Fact) -> bool:
+    """Whether `fact` can follow the facts that `state` was folded from."""
+    return why_illegal(state, fact) is None
+
+
+def why_illegal(state: Federation, fact: f.Fact) -> str | None:
+    """What is wrong with `fact` here, in a few words; None when it is legal."""
+    kind = type(fact)
+    if kind in _ROUND_CHECKS:
+        open_round = state.round
+        if open_round is None or open_round.number != fact.round:  # type: ignore[union-attr]  # round facts have it
+            return "it speaks of a round that is not open"
+        if (open_round.step, kind) not in ROUND:
+            return f"it cannot happen while the round is {open_round.step.name}"
+        return None if _ROUND_CHECKS[kind](state, open_round, fact) else "it does not fit the round"
+    if kind not in _ANY_TIME and (state.standing, kind) not in FEDERATION:
+        return f"it cannot happen while the federation is {state.standing.name}"
+    return None if _FEDERATION_CHECKS[kind](state, fact) else "it does not fit the federation"
+
+
+# ---- the federation -----------------------------------------------------------------
+
+
+def _next_version(state: Federation) -> int:
+    return max(state.versions) + 1 if state.versions else 0
+
+
+def _opened(state: Federation, fact: f.RoundOpened) -> bool:
+    base = state.versions.get(state.current)
+    return (
+        base is not None
+        and state.terms is not None
+        and fact.round == state.last_number + 1
+        and (fact.version, fact.base) == (state.current, base.model)
+        and fact.server_state == base.server_state
+        and fact.quorum == state.terms.quorum
+    )
+
+
+_FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
+    f.FederationFounded: lambda state, fact: not state.id and bool(fact.federation),
+    f.PlanAdopted: lambda state, fact: bool(state.id),
+    f.ModelInstalled: lambda state, fact: fact.version == _next_version(state),
+    f.SiteAdmitted: lambda state, fact: (
+        fact.seat == state.roster.next_seat and fact.site not in state.roster.seat_of
+    ),
+    f.CohortAdmitted: lambda state, fact: fact.first == state.roster.next_seat and fact.count > 0,
+    f.SiteReported: lambda state, fact: fact.seat in state.roster.members,
+    f.SiteDeparted: lambda state, fact: fact.seat in state.roster.members,
+    f.RolledBack: lambda state, fact: fact.version in state.versions,
+    f.FederationHeld: lambda state, fact: not state.is_held,
+    f.FederationResumed: lambda state, fact: state.is_held,
+    f.FederationFinished: lambda state, fact: True,
+    f.RoundOpened: _opened,
+}
+
+
+# ---- a round ------------------------------------------------------------------------
+
+
+def _are_invitable(state: Federation, open_round: Round, seats: tuple[Seat, ...]) -> bool:
+    return bool(seats) and all(
+        seat in state.roster and seat not in open_round.invited for seat in seats
+    )
+
+
+def _dropped(state: Federation, open_round: Round, fact: f.SiteDropped) -> bool:
+    asked = open_round.waiting if open_round.step is Step.TRAINING else open_round.unheard
+    return fact.seat in asked
+
+
+def _closed(state: Federation, open_round: Round, fact: f.RoundClosed) -> bool:
+    """All that were accepted and no others, and never fewer than the quorum."""
+    return (
+        set(fact.members) == open_round.accepted.keys()
+        and len(fact.members) >= open_round.quorum
+        and all(seat in state.roster for seat in fact.members)
+    )
+
+
+def _judged(state: Federation, open_round: Round, fact: f.Judged) -> bool:
+    """The evidence is what the members reported."""
+    return (fact.samples, fact.candidate, fact.base) == means(open_round)
+
+
+def _published(state: Federation, open_round: Round, fact: f.ModelPublished) -> bool:
+    judged = open_round.judged
+    return (
+        judged is not None
+        and judged.outcome is f.Outcome.ACCEPTED
+        and (fact.model, fact.server_state) == (open_round.model, open_round.model_state)
+        and fact.version == _next_version(state)
+    )
+
+
+def _completed(state: Federation, open_round: Round, fact: f.RoundCompleted) -> bool:
+    judged = open_round.judged
+    published = state.versions[max(state.versions)].round == open_round.number
+    is_accepted = fact.outcome is f.Outcome.ACCEPTED
+    return judged is not None and judged.outcome is fact.outcome and published is is_accepted
+
+
+_ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
+    f.SelectionStarted: lambda state, open_round, fact: True,
+    f.SitesInvited: lambda state, open_round, fact: (
+        _are_invitable(state, open_round, fact.seats) and fact.target > 0
+    ),
+    f.BackupsInvited: lambda state, open_round, fact: _are_invitable(state, open_round, fact.seats),
+    f.DeadlineExtended: lambda state, open_round, fact: fact.deadline_ms > open_round.deadline_ms,
+    f.UpdateReceived: lambda state, open_round, fact: (
+        fact.seat in open_round.waiting and fact.at_ms <= open_round.deadline_ms
+    ),
+    f.UpdateAccepted: lambda state, open_round, fact: fact.seat in open_round.unchecked,
+    f.UpdateRejected: lambda state, open_round, fact: fact.seat in open_round.unchecked,
+    f.UpdateExcluded: lambda state, open_round, fact: fact.seat in open_round.accepted,
+    f.SiteDropped: _dropped,
+    f.CohortTrained: lambda state, open_round, fact: (
+        bool(fact.seats)
+        and all(
+            seat in open_round.waiting and state.roster.is_simulated(seat) for seat in fact.seats
+        )
+    ),
+    f.RoundClosed: _closed,
+    f.MemberRemoved: lambda state, open_round, fact: (
+        fact.seat in open_round.members and fact.seat not in state.roster
+    ),
+    f.Aggregated: lambda state, open_round, fact: (
+        fact.count == len(open_round.members)
+        and all(seat in state.roster for seat in open_round.members)
+    ),
+    f.Evaluated: lambda state, open_round, fact: (
+        fact.seat in open_round.unheard and fact.at_ms <= open_round.evaluate_by_ms
+    ),
+    f.CohortEvaluated: lambda state, open_round, fact: (
+        bool(fact.seats) and all(seat in open_round.unheard for seat in fact.seats)
+    ),
+    f.EvaluationClosed: lambda state, open_round, fact: (
+        fact.evaluations == open_round.evaluation_count
+    ),
+    f.Judged: _judged,
+    f.ModelPublished: _published,
+    f.RoundCompleted: _completed,
+    f.RoundFailed: lambda state, open_round, fact: True,
+}

@@ -1,0 +1,111 @@
+"""The small federations that the explorer walks through, each with its own emphasis.
+
+All have deadlines of a few milliseconds, one extension and a condition that sites must
+report `ready`. Together they reach every step of a round; alone each stays small enough
+to be walked through in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from consortium.core.facts import Outcome
+from consortium.core.ids import Seat
+from consortium.core.terms import Close, Comparison, Condition, Metric, Terms
+from consortium.testing.alphabet import READY, SEEDS, Alphabet
+
+_ONE, _TWO, _THREE, _FOUR = (Seat(number) for number in (1, 2, 3, 4))
+
+# Four sites, three of them invited, so that one is left as a backup; two are a quorum.
+EVALUATED = Terms(
+    rounds=1,
+    quorum=2,
+    wait_for=3,
+    target=3,
+    conditions=(Condition(READY, Comparison.EQUAL, True),),
+    duration_ms=10,
+    extension_ms=5,
+    max_extensions=1,
+    grace_ms=2,
+    retry_ms=3,
+    every_ms=1_000,  # more than any round takes, so that the next one opens at one time
+    norm_factor=10,
+    metrics=(Metric("accuracy", higher_is_better=True),),
+    judged_by="accuracy",
+    evaluation_quorum=2,
+    evaluation_ms=4,
+)
+UNEVALUATED = replace(EVALUATED, metrics=(), judged_by="", evaluation_quorum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """A federation to walk through."""
+
+    name: str
+    terms: Terms
+    alphabet: Alphabet
+
+
+TRAINING = Small(
+    "training",
+    UNEVALUATED,
+    Alphabet(
+        swapping=(_ONE,),
+        loud=(_ONE,),
+        faulty=(_TWO,),
+        leaving=(_TWO,),
+        failing=(_THREE,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED, Outcome.UNJUDGED),
+        is_cancelled=False,
+    ),
+)
+SELECTION = Small(
+    "selection",
+    UNEVALUATED,
+    Alphabet(leaving=(_TWO,), reporting=(_FOUR,), outcomes=(), is_cancelled=False),
+)
+EVALUATION = Small(
+    "evaluation",
+    EVALUATED,
+    Alphabet(
+        leaving=(_TWO,),
+        failing=(_THREE,),
+        doubting=(_ONE,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED, Outcome.KEPT),
+    ),
+)
+QUORUM = Small(
+    "quorum",
+    replace(UNEVALUATED, close=Close.QUORUM),
+    Alphabet(
+        loud=(_ONE,),
+        failing=(_TWO,),
+        leaving=(_THREE,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED,),
+        is_cancelled=False,
+    ),
+)
+# All three invited are needed, so that one loud update calls for the backup.
+UNANIMOUS = Small(
+    "unanimous",
+    replace(QUORUM.terms, quorum=3),
+    QUORUM.alphabet,
+)
+ROUNDS = Small(
+    "two rounds",
+    replace(UNEVALUATED, rounds=2, wait_for=2, target=2),
+    Alphabet(sites=2, seeds=SEEDS[:1], is_led=True, is_cancelled=False),
+)
+
+ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, ROUNDS)
+
+# Short ways to the end of a round: planted bugs of the later steps show here soonest.
+SHORT = Small(
+    "short",
+    replace(EVALUATED, wait_for=2, target=2),
+    Alphabet(sites=3, leaving=(_TWO,), seeds=SEEDS[:1]),
+)
