@@ -76,7 +76,7 @@ def test_the_bytes_of_a_model_and_an_update_are_fixed_for_ever() -> None:
     assert digest_of(MODEL).hex() == expected
     expected = "8d386b5203721a84c7889689da7c6f5a1c30f8fd123593d4e4358765f8f82326"
     assert digest_of(UPDATE).hex() == expected
-    expected = "97a95ec7156873257a62f0dca25befd43c2912098dda6f130ff4a8c6ba69c9d3"
+    expected = "8af6a84a5aa75dbf49b94bdeb01988e0fdab1a1c22bb62f3697d9ea3360c55da"
     assert LAYOUT.digest.hex() == expected
 
 

@@ -212,7 +212,7 @@ def test_the_digest_covers_every_key_but_where_the_plan_runs() -> None:
 
 
 def test_the_digest_of_the_default_plan_changes_only_on_purpose() -> None:
-    expected = "36d4219aefd4ca5366cd4ca5fd747d6b7116501fad5cb52d4676934fde1a1aa8"
+    expected = "6b5ed5669500cf4a3aa90ccfef1b438c6e35427c47b0e3dd874dec43c78110b3"
     assert Plan().digest.hex() == expected
 
 

@@ -34,7 +34,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
-_LAYOUT_CONTEXT = b"consortium/layout/v1\0"
+_LAYOUT_CONTEXT = "consortium/layout/v1\n"
 
 
 def digest_of(data: bytes) -> Digest:
@@ -95,12 +95,30 @@ class Layout:
         has_double = any(spec.dtype == "F64" for spec in self.specs)
         return np.dtype(np.float64 if has_double else np.float32)
 
+    def canonical(self) -> bytes:
+        """The layout as text: one line a tensor. As a blob it has the layout's digest."""
+        lines = [
+            f"{spec.dtype} {'x'.join(map(str, spec.shape))} {spec.name}\n" for spec in self.specs
+        ]
+        return (_LAYOUT_CONTEXT + "".join(lines)).encode()
+
+    @classmethod
+    def from_canonical(cls, data: bytes) -> Layout:
+        """The layout of a blob; refuses what `canonical` would not have written."""
+        specs = []
+        for line in data.decode(errors="replace").splitlines()[1:]:
+            dtype, _, rest = line.partition(" ")
+            shape, _, name = rest.partition(" ")
+            sizes = [int(size) for size in shape.split("x") if size.isdecimal()]
+            specs.append(TensorSpec(name, tuple(sizes), dtype))
+        layout = cls(tuple(specs))
+        if not specs or layout.canonical() != data:
+            raise ModelFileError("the layout's blob is not in canonical form")
+        return layout
+
     @property
     def digest(self) -> Digest:
-        lines = "".join(
-            f"{spec.dtype} {'x'.join(map(str, spec.shape))} {spec.name}\n" for spec in self.specs
-        )
-        return Digest(sha256(_LAYOUT_CONTEXT + lines.encode()).digest())
+        return digest_of(self.canonical())
 
     def flatten(self, tensors: Tensors) -> Vector:
         """One vector of all tensors; refuses other names, shapes or types."""

@@ -106,7 +106,7 @@ def _make_reader(cls: type[Any]) -> Take:
 def _schema(cls: type[Any]) -> tuple[tuple[str, ...], tuple[Coder, ...]]:
     hints = get_type_hints(cls)
     names = tuple(field.name for field in fields(cls))
-    return names, tuple(_coder(hints[name], f"{cls.__name__}.{name}") for name in names)
+    return names, tuple(coder_of(hints[name], f"{cls.__name__}.{name}") for name in names)
 
 
 def _values(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
@@ -115,7 +115,7 @@ def _values(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return attrgetter(*names)
 
 
-def _coder(hint: Any, where: str) -> Coder:
+def coder_of(hint: Any, where: str) -> Coder:
     """How a field of this type is written and read. `Secret` has no entry, by design."""
     if hint in _PLAIN:
         return _PLAIN[hint]
@@ -125,11 +125,11 @@ def _coder(hint: Any, where: str) -> Coder:
         return _record_coder(hint)
     arguments = get_args(hint)
     if get_origin(hint) in (UnionType, Union) and len(arguments) == 2 and arguments[1] is NoneType:
-        return _optional_coder(_coder(arguments[0], where))
+        return _optional_coder(coder_of(arguments[0], where))
     if get_origin(hint) is tuple and arguments[-1:] == (Ellipsis,):
-        return _sequence_coder(_coder(arguments[0], where))
+        return _sequence_coder(coder_of(arguments[0], where))
     if get_origin(hint) is tuple:
-        return _pair_coder([_coder(argument, where) for argument in arguments])
+        return _pair_coder([coder_of(argument, where) for argument in arguments])
     raise CodecError(f"{where}: a {getattr(hint, '__name__', hint)} cannot be part of a fact")
 
 

@@ -106,6 +106,10 @@ def _finished(state: Federation, fact: f.FederationFinished) -> None:
     state.finished = fact.reason
 
 
+def _log_key_adopted(state: Federation, fact: f.LogKeyAdopted) -> None:
+    state.log_keys.append(fact.key)
+
+
 # ---- a round: from its opening to its closing ---------------------------------------
 
 
@@ -292,6 +296,7 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.FederationHeld: _held,
     f.FederationResumed: _resumed,
     f.FederationFinished: _finished,
+    f.LogKeyAdopted: _log_key_adopted,
     f.RoundOpened: _opened,
     f.SelectionStarted: _selection_started,
     f.SitesInvited: _invited,

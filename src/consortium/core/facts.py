@@ -168,6 +168,16 @@ class FederationFinished:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogKeyAdopted:
+    """From here on checkpoints are signed with this key; the first one that covers this
+    fact is signed with the key before it too."""
+
+    KIND = 12
+    key: bytes
+    at_ms: int
+
+
 # ---- a round ------------------------------------------------------------------------
 
 
@@ -399,6 +409,7 @@ FederationFact = (
     | FederationHeld
     | FederationResumed
     | FederationFinished
+    | LogKeyAdopted
 )
 RoundFact = (
     RoundOpened

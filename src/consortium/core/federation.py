@@ -42,6 +42,9 @@ from consortium.errors import (
 __all__ = ["decide", "evolve", "is_legal", "owed", "owed_by", "replay"]
 
 
+LOG_KEY_BYTES = 32
+
+
 def decide(state: Federation, item: i.Input) -> Facts:
     """The facts that `item` brings about, or a `Refusal`. `state` is left as it was."""
     rule = _FEDERATION_RULES.get(type(item))
@@ -173,6 +176,14 @@ def _stop(state: Federation, item: i.Stop) -> Facts:
     if state.standing is not Standing.READY:
         raise WrongPhaseError("the federation has not begun")
     return (f.FederationFinished(f.Finish.STOPPED, item.now_ms),)
+
+
+def _adopt_log_key(state: Federation, item: i.AdoptLogKey) -> Facts:
+    if item.key in state.log_keys[-1:]:
+        return ()
+    if len(item.key) != LOG_KEY_BYTES or item.key in state.log_keys:
+        raise InvalidInputError(f"a log key has {LOG_KEY_BYTES} bytes, and is never used again")
+    return (f.LogKeyAdopted(item.key, item.now_ms),)
 
 
 def _between_rounds(state: Federation) -> None:
@@ -386,6 +397,7 @@ _FEDERATION_RULES: dict[type[Any], Callable[[Federation, Any], Facts]] = {
     i.Hold: _hold,
     i.Resume: _resume,
     i.Stop: _stop,
+    i.AdoptLogKey: _adopt_log_key,
     i.Report: _report,
     i.Tick: _tick,
 }

@@ -88,6 +88,12 @@ class Stop:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdoptLogKey:
+    key: bytes
+    now_ms: int
+
+
 # ---- from sites ---------------------------------------------------------------------
 
 
@@ -223,6 +229,7 @@ Input = (
     | Hold
     | Resume
     | Stop
+    | AdoptLogKey
     | Report
     | Submit
     | Fail

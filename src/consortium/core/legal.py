@@ -25,6 +25,7 @@ _ANY_TIME = frozenset(
         f.SiteDeparted,
         f.FederationHeld,
         f.FederationResumed,
+        f.LogKeyAdopted,
     }
 )
 
@@ -82,6 +83,7 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationHeld: lambda state, fact: not state.is_held,
     f.FederationResumed: lambda state, fact: state.is_held,
     f.FederationFinished: lambda state, fact: True,
+    f.LogKeyAdopted: lambda state, fact: fact.key not in state.log_keys,
     f.RoundOpened: _opened,
 }
 

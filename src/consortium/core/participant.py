@@ -15,8 +15,58 @@ from consortium.core import duties as d
 from consortium.core import site_facts as s
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
+from consortium.core.site_inputs import (
+    Approve,
+    Asked,
+    Broke,
+    EvaluateHere,
+    Heard,
+    HoldSite,
+    ResumeSite,
+    Scored,
+    SendScore,
+    SendUpdate,
+    Shown,
+    SiteInput,
+    SiteWork,
+    TellFailure,
+    Trained,
+    TrainHere,
+    TurnedAway,
+    Withdraw,
+)
 from consortium.core.tables import PARTICIPANT, Stage
-from consortium.errors import DeadlineExpiredError, NotApprovedError, WrongRoundError
+from consortium.errors import (
+    DeadlineExpiredError,
+    NotApprovedError,
+    WitnessError,
+    WrongRoundError,
+)
+
+__all__ = [
+    "Approve",
+    "Asked",
+    "Broke",
+    "EvaluateHere",
+    "Heard",
+    "HoldSite",
+    "Participant",
+    "ResumeSite",
+    "Scored",
+    "SendScore",
+    "SendUpdate",
+    "Shown",
+    "SiteInput",
+    "SiteWork",
+    "TellFailure",
+    "TrainHere",
+    "Trained",
+    "TurnedAway",
+    "Withdraw",
+    "decide",
+    "evolve",
+    "owed",
+]
 
 SiteFacts = tuple[s.SiteFact, ...]
 
@@ -36,136 +86,8 @@ class Participant:
     failure: Failure | None = None
     model: Digest | None = None
     score: s.ScoreSpooled | None = None
-
-
-# ---- inputs -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Approve:
-    task: Digest
-    plan: Digest
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    task: Digest
-    plan: Digest
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSite:
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeSite:
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The coordinator's signed request, verified."""
-
-    duty: d.SiteDuty
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    round: int
-    update: Digest
-    private_state: Digest | None
-    size_bytes: int
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    round: int
-    samples: int
-    candidate: tuple[float, ...]
-    base: tuple[float, ...]
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broke:
-    """Training or evaluation failed here. The code leaves, the error text stays."""
-
-    round: int
-    failure: Failure
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The coordinator has acknowledged `work`. A reply belongs to its request: it says
-    nothing about what the site does now."""
-
-    work: SiteWork
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnedAway:
-    """The coordinator will never take `work`: too late, cancelled or superseded."""
-
-    work: SiteWork
-    now_ms: int
-
-
-SiteInput = (
-    Approve
-    | Withdraw
-    | HoldSite
-    | ResumeSite
-    | Asked
-    | Trained
-    | Scored
-    | Broke
-    | Heard
-    | TurnedAway
-)
-
-
-# ---- duties -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TrainHere:
-    round: int
-    base: Digest
-    private_state: Digest | None
-
-
-@dataclass(frozen=True, slots=True)
-class SendUpdate:
-    round: int
-    update: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluateHere:
-    round: int
-    model: Digest
-    base: Digest
-
-
-@dataclass(frozen=True, slots=True)
-class SendScore:
-    score: s.ScoreSpooled
-
-
-@dataclass(frozen=True, slots=True)
-class TellFailure:
-    round: int
-    failure: Failure
-
-
-SiteWork = TrainHere | SendUpdate | EvaluateHere | SendScore | TellFailure
+    seen_size: int = 0  # of the coordinator's log
+    seen_root: Digest | None = None
 
 
 # ---- rules --------------------------------------------------------------------------
@@ -275,6 +197,23 @@ def _turned_away(state: Participant, item: TurnedAway) -> SiteFacts:
     return (s.RoundLeft(state.round, item.now_ms),)
 
 
+def _shown(state: Participant, item: Shown) -> SiteFacts:
+    """Refuse a log that shrank or forked; an old backup that was put back is one."""
+    if item.size < state.seen_size:
+        raise WitnessError(
+            f"the coordinator's log has {item.size} facts; this site has seen {state.seen_size}"
+        )
+    if item.since != state.seen_size:
+        raise WrongRoundError("the proof does not start at what this site has seen")
+    if item.size == state.seen_size:
+        if item.root != state.seen_root:
+            raise WitnessError("the coordinator's log has two roots at one size")
+        return ()
+    if not item.is_consistent:
+        raise WitnessError("the coordinator's log does not contain what this site has seen")
+    return (s.CheckpointWitnessed(item.size, item.root, item.now_ms),)
+
+
 def _is_at(state: Participant, number: int, *stages: Stage) -> bool:
     return state.round == number and state.stage in stages
 
@@ -290,6 +229,7 @@ _RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
     Broke: _broke,
     Heard: _heard,
     TurnedAway: _turned_away,
+    Shown: _shown,
 }
 
 
@@ -324,6 +264,8 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.deadline_ms = fact.deadline_ms
         case s.ScoreSpooled():
             state.score = fact
+        case s.CheckpointWitnessed():
+            state.seen_size, state.seen_root = fact.size, fact.root
     # For ReceiptKept, FailureTold, ScoreTold and RoundLeft the table's move is all.
     state.stage = PARTICIPANT.get((state.stage, type(fact)), state.stage)
 

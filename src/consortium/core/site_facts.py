@@ -142,6 +142,17 @@ class RoundLeft:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointWitnessed:
+    """The newest state of the coordinator's log that this site has seen and cosigned. It
+    refuses any log that is shorter or that does not contain this one."""
+
+    KIND = 147
+    size: int
+    root: Digest
+    at_ms: int
+
+
 SiteFact = (
     TaskApproved
     | ApprovalWithdrawn
@@ -158,4 +169,5 @@ SiteFact = (
     | ScoreSpooled
     | ScoreTold
     | RoundLeft
+    | CheckpointWitnessed
 )

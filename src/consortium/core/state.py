@@ -154,6 +154,7 @@ class Federation:
     best_score: float | None = None
     stale_rounds: int = 0  # judged rounds since the best score
     finished: Finish | None = None
+    log_keys: list[bytes] = field(default_factory=list)  # oldest first; the last one signs
 
     def clone(self) -> Federation:
         """A copy that shares nothing mutable."""
@@ -171,4 +172,5 @@ class Federation:
         copy.best_score = self.best_score
         copy.stale_rounds = self.stale_rounds
         copy.finished = self.finished
+        copy.log_keys = self.log_keys.copy()
         return copy

@@ -12,15 +12,18 @@ from typing import Protocol
 
 from consortium.core import duties as d
 from consortium.core import inputs as i
+from consortium.core import snapshot
 from consortium.core.codec import decode, encode
 from consortium.core.ending import Facts
 from consortium.core.federation import decide, evolve, owed
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
-from consortium.errors import ConflictError, InternalError
-from consortium.store.ports import Log
+from consortium.errors import CodecError, ConflictError, InternalError
+from consortium.store.ports import Cache, Log
 
 _MAX_ATTEMPTS = 100
+_SNAPSHOT_EVERY = 5000
+_POSITION_BYTES = 8
 
 
 class Hands(Protocol):
@@ -34,13 +37,14 @@ class Hands(Protocol):
 class Driver:
     """One federation, folded from its stream."""
 
-    def __init__(self, log: Log, stream: str, clock: Clock) -> None:
-        self.state = Federation()
+    def __init__(self, log: Log, stream: str, clock: Clock, cache: Cache | None = None) -> None:
         self._log = log
         self._stream = stream
         self._clock = clock
-        self._position = 0
+        self._cache = cache
         self._ticked: tuple[int, int] = (-1, -1)  # (position, time) of the last tick
+        self.state, self._position = self._remembered()
+        self._saved_at = self._position
         self.catch_up()
 
     @property
@@ -53,6 +57,28 @@ class Driver:
         for record in self._log.read(self._stream, self._position):
             evolve(self.state, decode(record))
             self._position += 1
+        self._remember()
+
+    def _remembered(self) -> tuple[Federation, int]:
+        """State and position of the snapshot, or the beginning where there is none to trust."""
+        stored = self._cache.get(f"snapshot/{self._stream}") if self._cache else None
+        if not stored or len(stored) < _POSITION_BYTES:
+            return Federation(), 0
+        position = int.from_bytes(stored[:_POSITION_BYTES], "big")
+        last = list(self._log.read(self._stream, max(0, position - 1), position))
+        try:
+            return snapshot.load(stored[_POSITION_BYTES:], b"".join(last)), position
+        except CodecError:
+            return Federation(), 0
+
+    def _remember(self) -> None:
+        """Save a snapshot when folding from the last one would take a while."""
+        if self._cache is None or self._position - self._saved_at < _SNAPSHOT_EVERY:
+            return
+        last = b"".join(self._log.read(self._stream, self._position - 1, self._position))
+        stored = self._position.to_bytes(_POSITION_BYTES, "big") + snapshot.save(self.state, last)
+        self._cache.put(f"snapshot/{self._stream}", stored)
+        self._saved_at = self._position
 
     def feed(self, item: i.Input) -> Facts:
         """Decide `item`, make its facts durable, record them. A `Refusal` passes through."""
@@ -68,6 +94,7 @@ class Driver:
                 continue
             for fact in facts:
                 evolve(self.state, fact)
+            self._remember()
             return facts
         raise InternalError(f"{_MAX_ATTEMPTS} others were faster to append")
 

@@ -145,7 +145,8 @@ class _Simulation:
 
     def _set_up(self) -> None:
         plan, layout, blobs = self._plan, self._layout, self._options.blobs
-        blobs.put(plan.canonical())  # beside the log, so that a reader of it has the plan
+        blobs.put(plan.canonical())  # beside the log: an auditor can redo every sum
+        blobs.put(layout.canonical())
         model = blobs.put(save_model(layout, self._start))
         task_hash = self._options.task_hash or digest_of(b"consortium/task/not-bundled")
         federation = seed_bytes(self._seed, "federation", 0)[:16].hex()

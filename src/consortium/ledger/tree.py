@@ -7,6 +7,9 @@ The cache may vanish: the hashes are then computed again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 from consortium.ledger.merkle import (
     consistency_proof,
     fold,
@@ -14,17 +17,30 @@ from consortium.ledger.merkle import (
     leaf_hash,
     root,
 )
-from consortium.store.ports import Cache, Log
 
 _BITS = 8
 _WIDTH = 1 << _BITS
 _HASH_BYTES = 32
 
 
+class Records(Protocol):
+    """The part of a log that a tree reads."""
+
+    def read(self, stream: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]: ...
+
+
+class Cache(Protocol):
+    """Where hashes are kept that could be computed again."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+
 class Tree:
     """The tree over one stream."""
 
-    def __init__(self, log: Log, stream: str, cache: Cache) -> None:
+    def __init__(self, log: Records, stream: str, cache: Cache) -> None:
         self._log, self._stream, self._cache = log, stream, cache
 
     def root(self, size: int) -> bytes:

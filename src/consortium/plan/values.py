@@ -8,15 +8,15 @@ simulation and in production has the same digest.
 from __future__ import annotations
 
 import json
-from hashlib import sha256
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from consortium.core.ending import LOSS
 from consortium.core.ids import Digest
 from consortium.core.terms import PPM, Close, Condition, Metric, Selection, Terms
-from consortium.errors import ImpossiblePlanError
+from consortium.errors import ImpossiblePlanError, WrongTypeError
+from consortium.model import digest_of
 from consortium.plan.check import guarantees, problems
 from consortium.plan.text import parse_condition, parse_duration_ms
 from consortium.update.clip import ClipByNorm
@@ -24,7 +24,7 @@ from consortium.update.stage import Chain, Stage, chain
 from consortium.update.weigh import Weigh, Weighting
 
 DEPLOYMENT_KEYS = {"federation": {"sites", "server"}}
-_CONTEXT = b"consortium/plan/v1\0"
+_CONTEXT = b"consortium/plan/v1\n"
 
 
 def _valid_duration(text: str) -> str:
@@ -190,13 +190,27 @@ class Plan(_Section):
         return guarantees(self)
 
     def canonical(self) -> bytes:
-        """What the digest covers: every key with its value, but for where the plan runs."""
+        """What the digest covers: every key with its value, but for where the plan runs. As a
+        blob these bytes have the plan's digest for their name."""
         values = self.model_dump(mode="json", exclude=DEPLOYMENT_KEYS)
-        return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+        return _CONTEXT + json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_canonical(cls, data: bytes) -> Plan:
+        """The plan of a blob; refuses what `canonical` would not have written."""
+        if not data.startswith(_CONTEXT):
+            raise WrongTypeError("this is not a plan")
+        try:
+            plan = cls.model_validate_json(data[len(_CONTEXT) :], strict=False)
+        except ValidationError:
+            raise WrongTypeError("the plan's blob is malformed") from None
+        if plan.canonical() != data:
+            raise WrongTypeError("the plan's blob is not in canonical form")
+        return plan
 
     @property
     def digest(self) -> Digest:
-        return Digest(sha256(_CONTEXT + self.canonical()).digest())
+        return digest_of(self.canonical())
 
     def pipeline(self) -> Chain:
         """What happens to an update before it leaves a site."""

@@ -37,8 +37,8 @@ class FileBlobs:
             leftover.unlink()
         for number in range(256):
             (self._root / f"{number:02x}").mkdir(exist_ok=True)
-        _sync_folder(self._root)
-        _sync_folder(self._root.parent)
+        sync_folder(self._root)
+        sync_folder(self._root.parent)
 
     def put(self, data: bytes) -> Digest:
         digest = digest_of(data)
@@ -48,7 +48,7 @@ class FileBlobs:
             # forced the directory: force it again before anybody relies on it.
             if not path.exists():
                 self._write(path, data)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         return digest
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -94,7 +94,7 @@ class FileBlobs:
         return self._root / name[:2] / name[2:]
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make renames in this directory survive a power cut."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

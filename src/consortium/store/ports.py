@@ -1,4 +1,4 @@
-"""Storage in seven calls, and a cache. A backend is whatever passes `consortium.testing.conformance`.
+"""Storage in seven calls, and a cache. What passes `consortium.testing.conformance` is a backend.
 
 `Log`: one stream a federation; positions count from zero. `Blobs`: bytes under their
 SHA-256. Both are synchronous, and both may be called from several threads.

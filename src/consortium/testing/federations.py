@@ -61,10 +61,11 @@ TRAINING = Small(
         is_cancelled=False,
     ),
 )
+# One site that is not ready keeps everybody waiting.
 SELECTION = Small(
     "selection",
-    UNEVALUATED,
-    Alphabet(leaving=(_TWO,), reporting=(_FOUR,), outcomes=(), is_cancelled=False),
+    replace(UNEVALUATED, wait_for=4),
+    Alphabet(failing=(_THREE,), reporting=(_FOUR,), outcomes=(), is_cancelled=False),
 )
 EVALUATION = Small(
     "evaluation",

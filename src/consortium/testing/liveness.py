@@ -1,7 +1,7 @@
 """A driver that does what is owed and nothing else: no site ever answers, no check reports.
 
-From any state it must bring the open round to its end. It is the most patient opponent of
-invariant I-R2: whoever is silent, time and the coordinator's own work suffice.
+From any state it must bring the open round to its end: whoever is silent, time and the
+coordinator's own work suffice.
 """
 
 from __future__ import annotations

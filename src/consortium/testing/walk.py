@@ -10,22 +10,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.codec import decode, encode
 from consortium.core.federation import decide, evolve, replay
 from consortium.core.legal import is_legal
-from consortium.core.roster import Member, Roster
-from consortium.core.state import Federation, Round, Sums
+from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.errors import ConsortiumError, Refusal
 from consortium.testing.alphabet import Alphabet, Moment, founding, inputs
 from consortium.testing.causes import FACT_RULES
+from consortium.testing.fingerprint import fingerprint
 from consortium.testing.liveness import MAX_STEPS, next_facts
 from consortium.testing.replies import REPLY_RULES
 from consortium.testing.rules import STATE_RULES
@@ -70,39 +69,6 @@ def explore(terms: Terms, alphabet: Alphabet | None = None) -> Exploration:
     return _Walk(terms, alphabet or Alphabet()).run()
 
 
-# ---- fingerprints -------------------------------------------------------------------
-
-
-def fingerprint(state: Federation) -> object:
-    """A hashable value that two states share if and only if they are equal."""
-    return _FREEZE[Federation](state)
-
-
-def _frozen_dict(value: dict[Any, Any]) -> object:
-    return frozenset([(key, _frozen(item)) for key, item in value.items()])
-
-
-def _frozen_list(value: list[Any]) -> object:
-    return tuple([_frozen(item) for item in value])
-
-
-def _frozen(value: Any) -> Any:  # the value of any field of the state
-    freeze = _FREEZE.get(type(value))
-    return value if freeze is None else freeze(value)
-
-
-def _freezer(kind: type[Any]) -> Callable[[Any], object]:
-    values_of = attrgetter(*(field.name for field in fields(kind)))
-    return lambda record: tuple([_frozen(value) for value in values_of(record)])
-
-
-_FREEZE: dict[type[Any], Callable[[Any], object]] = {
-    dict: _frozen_dict,
-    list: _frozen_list,
-    **{kind: _freezer(kind) for kind in (Federation, Round, Roster, Member, Sums)},
-}
-
-
 # ---- the walk -----------------------------------------------------------------------
 
 
@@ -138,6 +104,7 @@ class _Walk:
         self._edges = self._refusals = self._changes = 0
         self._here = 0
         self._item: i.Input | None = None
+        self._facts: Facts = ()
 
     def run(self) -> Exploration:
         start, violation = time.perf_counter(), None
@@ -148,6 +115,8 @@ class _Walk:
                 self._expand(*self._todo.popleft())
         except _BrokenError as broken:
             violation = Violation(broken.rule, broken.meaning, self._trace())
+        except Exception as error:  # a rule or a duty met a state that it cannot read
+            violation = Violation("every_state_can_be_read", repr(error), self._trace())
         return Exploration(
             len(self._nodes),
             len({item for items in self._inputs.values() for item in items}),
@@ -166,11 +135,13 @@ class _Walk:
         if items is None:
             items = self._inputs[moment] = inputs(moment, self._terms, self._alphabet)
         self._here = here
-        for item in items:
-            self._item = item
-            self._arrive(state, item)
-        if fingerprint(state) != before:
-            self._blame(items, before)
+        try:
+            for item in items:
+                self._item, self._facts = item, ()
+                self._arrive(state, item)
+        finally:
+            if fingerprint(state) != before:
+                self._blame(items, before)
 
     def _arrive(self, state: Federation, item: i.Input) -> None:
         self._edges += 1
@@ -186,6 +157,7 @@ class _Walk:
             self._check_reply(state, item, None)
             return
         self._changes += 1
+        self._facts = facts
         after, illegal = _recorded(state, facts)
         self._check_change(Change(state, item, facts, after))
         if illegal is not None:
@@ -218,9 +190,7 @@ class _Walk:
         here = len(self._nodes) - 1
         self._steps.update(known.step for known in (state.round, state.ended) if known)
         if replay(self._log(here)) != state:
-            raise _BrokenError(
-                "replay_gives_the_same_state", "The log folds into the state."
-            )
+            raise _BrokenError("replay_gives_the_same_state", "The log folds into the state.")
         self._check_end(state, found)
         self._todo.append((here, state, found))
 
@@ -242,7 +212,7 @@ class _Walk:
     def _blame(self, items: tuple[i.Input, ...], before: object) -> NoReturn:
         """`decide` changed a state: find the first input that makes it do so."""
         for item in items:
-            self._item = item
+            self._item, self._facts = item, ()
             state = replay(self._log(self._here))
             try:
                 decide(state, item)
@@ -267,7 +237,7 @@ class _Walk:
             assert node.item is not None
             passed.append((node.item, node.facts))
             here = node.parent
-        last = () if self._item is None else ((self._item, ()),)
+        last = () if self._item is None else ((self._item, self._facts),)
         return (*reversed(passed), *last)
 
 

@@ -1,0 +1,152 @@
+"""What a site's machine is told, and what it must do: its inputs and its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consortium.core import duties as d
+from consortium.core import site_facts as s
+from consortium.core.facts import Failure
+from consortium.core.ids import Digest
+
+# ---- inputs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Approve:
+    task: Digest
+    plan: Digest
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    task: Digest
+    plan: Digest
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSite:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeSite:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The coordinator's signed request, verified."""
+
+    duty: d.SiteDuty
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    round: int
+    update: Digest
+    private_state: Digest | None
+    size_bytes: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    round: int
+    samples: int
+    candidate: tuple[float, ...]
+    base: tuple[float, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Training or evaluation failed here. The code leaves, the error text stays."""
+
+    round: int
+    failure: Failure
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The coordinator has acknowledged `work`. A reply belongs to its request: it says
+    nothing about what the site does now."""
+
+    work: SiteWork
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The coordinator will never take `work`: too late, cancelled or superseded."""
+
+    work: SiteWork
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A checkpoint of the coordinator's log whose signature and proof have been verified:
+    `is_consistent` says whether it contains what this site saw at `since` records."""
+
+    since: int
+    size: int
+    root: Digest
+    is_consistent: bool
+    now_ms: int
+
+
+SiteInput = (
+    Approve
+    | Withdraw
+    | HoldSite
+    | ResumeSite
+    | Asked
+    | Trained
+    | Scored
+    | Broke
+    | Heard
+    | TurnedAway
+    | Shown
+)
+
+
+# ---- duties -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainHere:
+    round: int
+    base: Digest
+    private_state: Digest | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpdate:
+    round: int
+    update: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateHere:
+    round: int
+    model: Digest
+    base: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class SendScore:
+    score: s.ScoreSpooled
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailure:
+    round: int
+    failure: Failure
+
+
+SiteWork = TrainHere | SendUpdate | EvaluateHere | SendScore | TellFailure

@@ -1,0 +1,87 @@
+"""A federation on a data directory: durable facts, signed checkpoints, proofs.
+
+The order is the whole point: the blob is durable before the fact that names it, the fact
+before the checkpoint over it, the checkpoint before the reply that shows it.
+"""
+
+from __future__ import annotations
+
+from consortium.core import inputs as i
+from consortium.core.ending import Facts
+from consortium.drive.clock import Clock
+from consortium.drive.directory import DataDirectory
+from consortium.drive.driver import Driver, Hands
+from consortium.errors import ConflictError
+from consortium.ledger.notary import Notary, origin_of
+from consortium.ledger.note import Signer
+from consortium.ledger.proof import Proof
+from consortium.ledger.witness import Offer
+
+
+def checkpoints_of(stream: str) -> str:
+    """The stream where a federation's signed checkpoints are kept."""
+    return f"{stream}/checkpoints"
+
+
+class Coordinator:
+    """One federation of a data directory, and the evidence about it."""
+
+    def __init__(self, directory: DataDirectory, stream: str, clock: Clock) -> None:
+        self._directory, self._stream, self._clock = directory, stream, clock
+        self.driver = Driver(directory.log, stream, clock, directory.cache)
+        signers = directory.signers()
+        if not self.driver.state.id:
+            self.driver.feed(i.Found(stream, clock.now_ms()))
+        if not self.driver.state.log_keys:
+            signers = signers or [directory.new_signer()]
+            self.driver.feed(i.AdoptLogKey(signers[-1].key.public, clock.now_ms()))
+        self._notary = self._new_notary(signers)
+        self._note: tuple[int, str] = (0, "")
+
+    def _new_notary(self, signers: list[Signer]) -> Notary:
+        directory, origin = self._directory, origin_of(self._stream)
+        return Notary(directory.log, self._stream, directory.cache, origin, signers)
+
+    def feed(self, item: i.Input) -> Facts:
+        return self.driver.feed(item)
+
+    def work(self, hands: Hands) -> Facts:
+        return self.driver.work(hands)
+
+    def rotate_key(self) -> None:
+        """Adopt a new key; the checkpoint that first covers it is signed with both."""
+        self.keep_checkpoint()
+        signer = self._directory.new_signer()
+        self._notary = self._new_notary(self._directory.signers())
+        self.driver.feed(i.AdoptLogKey(signer.key.public, self._clock.now_ms()))
+        self.keep_checkpoint(is_rotation=True)
+
+    def checkpoint(self, *, is_rotation: bool = False) -> str:
+        """A signed note over all that is durable now."""
+        size, keys = self.driver.position, self.driver.state.log_keys
+        if self._note[0] != size or is_rotation:
+            previous = keys[-2] if is_rotation else None
+            self._note = size, self._notary.checkpoint(size, keys[-1], previous)
+        return self._note[1]
+
+    def keep_checkpoint(self, *, is_rotation: bool = False) -> None:
+        """Write the present checkpoint down, for auditors of this directory."""
+        note = self.checkpoint(is_rotation=is_rotation).encode()
+        stream, log = checkpoints_of(self._stream), self._directory.log
+        length = log.follow(stream, 0, timeout_s=0.0)
+        if note in log.read(stream, max(0, length - 1)):
+            return
+        try:
+            log.append(stream, length, [note])
+        except ConflictError:
+            return  # another coordinator has just kept one
+
+    def proof(self, index: int) -> Proof:
+        """That fact `index` is in the log, for its holder to keep and verify alone."""
+        note = self.checkpoint()
+        return self._notary.proof(index, self._note[0], note)
+
+    def offer(self, since: int) -> Offer:
+        """The present checkpoint for a witness that has seen `since` facts."""
+        note = self.checkpoint()
+        return self._notary.offer(since, self._note[0], note)

@@ -1,0 +1,68 @@
+"""A coordinator's data directory: the log, the blobs, the keys, and a cache.
+
+log.sqlite      every federation's facts, and the checkpoints that were signed
+blobs/          models, updates, plans, by digest
+keys/           the log's signing keys: secret, readable by their owner alone
+cache.sqlite    may be deleted at any time
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from consortium.core.ids import Secret
+from consortium.crypto.recipes import KEY_BYTES, SigningKey
+from consortium.errors import StoreFailedError
+from consortium.ledger.note import Signer
+from consortium.store.cache import SqliteCache
+from consortium.store.files import FileBlobs, sync_folder
+from consortium.store.sqlite import SqliteLog
+
+SIGNER_NAME = "coordinator"
+_KEY_SUFFIX = ".key"
+
+
+class DataDirectory:
+    """Opens, or makes, everything that a coordinator keeps."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            (path / "keys").mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StoreFailedError(f"{path}: {error.strerror}") from None
+        self.log = SqliteLog(path / "log.sqlite")
+        self.blobs = FileBlobs(path / "blobs")
+        self.cache = SqliteCache(path / "cache.sqlite")
+        sync_folder(path)
+
+    def signers(self) -> list[Signer]:
+        """Every key that is here."""
+        found = []
+        for file in sorted((self.path / "keys").glob(f"*{_KEY_SUFFIX}")):
+            secret = file.read_bytes()
+            if len(secret) != KEY_BYTES:
+                raise StoreFailedError(f"{file} is not a key")
+            found.append(Signer(SIGNER_NAME, SigningKey.from_secret(Secret(secret))))
+        return found
+
+    def new_signer(self) -> Signer:
+        """A new key, durable before it signs anything."""
+        key = SigningKey.generate()
+        name = key.public.hex()
+        folder = self.path / "keys"
+        temporary = folder / f"{name}.new"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(key.secret().reveal())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(folder / f"{name}{_KEY_SUFFIX}")
+        (folder / f"{name}.pub").write_text(f"{name}\n")
+        sync_folder(folder)
+        return Signer(SIGNER_NAME, key)
+
+    def close(self) -> None:
+        self.log.close()
+        self.cache.close()

@@ -1,0 +1,31 @@
+"""All planted bugs, and whether the explorer finds them: a checker that misses one is broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consortium.testing import bugs_after_closing, bugs_before_closing
+from consortium.testing.patches import Bug, planted
+from consortium.testing.walk import explore
+
+BUGS: tuple[Bug, ...] = (*bugs_before_closing.BUGS, *bugs_after_closing.BUGS)
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """What became of one planted bug; `rule` is None when no rule noticed it."""
+
+    bug: str
+    rule: str | None
+    states: int
+    trace: int  # inputs from the founding of the federation to the broken rule
+    seconds: float
+
+
+def hunt(bug: Bug) -> Catch:
+    """Walk through the bug's federation with the bug in the core, to the first broken rule."""
+    with planted(bug):
+        seen = explore(bug.where.terms, bug.where.alphabet)
+    found = seen.violation
+    rule, length = (found.rule, len(found.trace)) if found else (None, 0)
+    return Catch(bug.name, rule, seen.states, length, seen.seconds)
