@@ -14,7 +14,7 @@ from consortium.core.federation import evolve, is_legal, replay
 from consortium.core.state import Federation
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.rng import stream
-from consortium.drive.simulate import STREAM, Options, Run, simulate
+from consortium.drive.simulate import Options, Run, simulate
 from consortium.errors import (
     ImpossiblePlanError,
     InsufficientParticipantsError,
@@ -29,7 +29,7 @@ PLAN = parse_plan("[federation]\nrounds = 4\n[selection]\nfraction = 0.8\n")
 
 
 def facts_of(run: Run) -> list[f.Fact]:
-    return [decode(record) for record in run.log.read(STREAM)]
+    return [decode(record) for record in run.records]
 
 
 def changed(**functions: Any) -> NumpyTask:
@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_model_and_log() -> None:
     again = simulate(TASK, PLAN, sites(6), seed=1)
     other = simulate(TASK, PLAN, sites(6), seed=2)
     assert first.model_digest == again.model_digest != other.model_digest
-    assert list(first.log.read(STREAM)) == list(again.log.read(STREAM))
+    assert first.records == again.records
 
 
 @pytest.mark.parametrize("count", [3, 70, 150])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from consortium.cli import demo, explain, init, simulate
+from consortium.cli import audit, demo, explain, init, simulate
 from consortium.cli.report import Voice
 
 app = typer.Typer(
@@ -46,6 +46,7 @@ app.command("init")(init.init)
 app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

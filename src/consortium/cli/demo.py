@@ -1,4 +1,5 @@
-"""`consortium demo`: real records over five sites, one of which drops out and comes back.
+"""`consortium demo`: real records over five sites; one drops out and comes back, and the
+coordinator is killed in the middle of a round and goes on from its log.
 
 It writes the same study as `consortium init`, with the breast-cancer records that
 scikit-learn carries, and runs it: what you see is what your own study would print.
@@ -6,7 +7,10 @@ scikit-learn carries, and runs it: what you see is what your own study would pri
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,16 +18,18 @@ import typer
 
 from consortium.cli.init import write_study
 from consortium.cli.report import command, data, envelope, say
-from consortium.errors import SiteDataError
+from consortium.errors import AuditError, SiteDataError, TaskResultError
 
 if TYPE_CHECKING:
+    from consortium.core.state import Federation
     from consortium.drive.engine import SimulatedSite
-    from consortium.drive.simulate import Run
+    from consortium.plan import Plan
     from consortium.task import Task
 
 # Unequal, as hospitals are.
 _SHARES = {"site-1": 0.42, "site-2": 0.28, "site-3": 0.16, "site-4": 0.09, "site-5": 0.05}
-_AWAY = {(3, "site-3"), (4, "site-3")}  # (round, site)
+_AWAY = "site-3:3,4"
+_INTO_THE_ROUND_S = 0.25
 _SEED = 1
 _CHANGES = {
     "rounds = 10": "rounds = 8",
@@ -46,44 +52,109 @@ def demo(
 
 
 def _demo(folder: Path) -> None:
-    from consortium.cli.simulate import load_study, watch
+    from consortium.cli.simulate import load_study
+    from consortium.drive.verify import verify_directory
 
     write_study(folder, _records(), _CHANGES)
     plan, task, sites, _ = load_study(folder / "consortium.toml")
     say("569 breast-cancer records (scikit-learn) at five sites; site-3 is away in rounds 3 and 4.")
     say("The records stay at their sites; updates, weights and metric sums travel.\n")
-    run = watch(
-        task,
-        plan,
-        sites,
-        seed=_SEED,
-        options={"drops": lambda number, site: (number, site) in _AWAY},
-    )
-    told = _compare(run, task, sites)
-    envelope("demo", {"model": run.model_digest.hex(), "accuracy": told})
-    data(f"\nmodel {run.model_digest.hex()}")
+    _coordinate(folder, kill_in_round=5)
+    state = _folded(folder)
+    step = state.round.step.name if state.round else "not open"
+    say(f"\n-- the coordinator was killed (kill -9); round 5 is {step}. It starts again. --\n")
+    _coordinate(folder)
+    _same_as_uninterrupted(folder, plan, task, sites)
+    told = _compare(folder, plan, task, sites)
+    audit = verify_directory(folder / "coordinator")
+    if not audit.is_clean:
+        raise AuditError(f"{audit.findings[0].where}: {audit.findings[0].what}")
+    data(f"\naudit: ok, {audit.facts} facts, {audit.blobs} blobs, every sum done again")
+    envelope("demo", {"accuracy": told, "facts": audit.facts})
 
 
-def _compare(run: Run, task: Task, sites: list[SimulatedSite]) -> dict[str, dict[str, float]]:
+def _coordinate(folder: Path, kill_in_round: int | None = None) -> None:
+    """Run the study in a process of its own; kill it without warning in that round."""
+    arguments = ["simulate", "consortium.toml", "--seed", str(_SEED), "--data", "coordinator"]
+    arguments += ["--away", _AWAY, "--record", "--pace", "0.08"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "consortium", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            _relay(process, kill_in_round)
+        finally:
+            process.kill()
+
+
+def _relay(process: subprocess.Popen[str], kill_in_round: int | None) -> None:
+    assert process.stdout is not None and process.stderr is not None
+    for line in process.stdout:
+        data(line.rstrip("\n"))
+        if kill_in_round is not None and line.split()[:1] == [str(kill_in_round - 1)]:
+            time.sleep(_INTO_THE_ROUND_S)
+            process.kill()
+            return
+    if process.wait() != 0:
+        raise TaskResultError(f"the coordinator failed: {process.stderr.read().strip()}")
+
+
+def _same_as_uninterrupted(
+    folder: Path, plan: Plan, task: Task, sites: list[SimulatedSite]
+) -> None:
+    """The same study in this process, with nobody killed, must give the same bytes."""
+    from consortium.drive.simulate import Options, simulate
+
+    options = Options(drops=lambda number, site: (site, number) in {("site-3", 3), ("site-3", 4)})
+    calm = simulate(task, plan, sites, seed=_SEED, options=options)
+    state = _folded(folder)
+    if calm.model_digest != state.versions[state.current].model:
+        raise AuditError("the killed run gave another model than an uninterrupted one")
+    data("the same model, bit for bit, as an uninterrupted run gives")
+
+
+def _folded(folder: Path) -> Federation:
+    """The state that the log of the demo's only federation folds into."""
+    from consortium.core.codec import decode
+    from consortium.core.evolve import replay
+    from consortium.drive.directory import DataDirectory
+
+    directory = DataDirectory(folder / "coordinator")
+    stream = next(name for name in directory.log.streams() if "/" not in name)
+    state = replay([decode(record) for record in directory.log.read(stream)])
+    directory.close()
+    return state
+
+
+def _compare(
+    folder: Path, plan: Plan, task: Task, sites: list[SimulatedSite]
+) -> dict[str, dict[str, float]]:
     """Accuracy of each site's own model and of the common one, at home and everywhere."""
     from consortium.core.ids import Seat
     from consortium.drive.alone import mean_metric, train_alone
     from consortium.drive.engine import LoopEngine, first_model
+    from consortium.model import load_model
+    from consortium.store.files import FileBlobs
 
     layout, start = first_model(task, _SEED)
-    engine = LoopEngine(task, layout, sites, run.plan.training, _SEED)
+    state = _folded(folder)
+    blobs = FileBlobs.existing(folder / "coordinator" / "blobs")
+    together = load_model(layout, blobs.get(state.versions[state.current].model))
+    engine = LoopEngine(task, layout, sites, plan.training, _SEED)
     index = [metric.name for metric in task.metrics].index("accuracy")
     everywhere = [Seat(number) for number in range(1, len(sites) + 1)]
-    rounds = len(run.history.rounds)
     told = {}
     data("\naccuracy     alone: at home  everywhere    together: at home  everywhere")
     for seat in everywhere:
-        alone = train_alone(engine, seat, start, rounds)
+        alone = train_alone(engine, seat, start, state.last_number)
         row = {
             "alone_at_home": mean_metric(engine, alone, [seat], index),
             "alone_everywhere": mean_metric(engine, alone, everywhere, index),
-            "together_at_home": mean_metric(engine, run.model, [seat], index),
-            "together_everywhere": mean_metric(engine, run.model, everywhere, index),
+            "together_at_home": mean_metric(engine, together, [seat], index),
+            "together_everywhere": mean_metric(engine, together, everywhere, index),
         }
         told[sites[seat - 1].name] = row
         columns = [

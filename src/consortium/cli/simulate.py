@@ -6,6 +6,7 @@ import glob
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +22,13 @@ from consortium.errors import (
 
 if TYPE_CHECKING:
     from consortium.core.ids import Digest
+    from consortium.core.terms import Metric
+    from consortium.drive.directory import DataDirectory
     from consortium.drive.engine import SimulatedSite
     from consortium.drive.history import RoundRecord
     from consortium.drive.simulate import Run
     from consortium.plan import Plan
-    from consortium.task import Task
+    from consortium.task import Site, Task
 
 
 @command
@@ -41,6 +44,14 @@ def simulate(
     dropout: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Chance that a site falls out of a round.")
     ] = 0.0,
+    away: Annotated[
+        list[str] | None, typer.Option(help="NAME:ROUNDS, such as site-3:3,4; repeatable.")
+    ] = None,
+    pace: Annotated[float, typer.Option(min=0.0, help="Wait so long before each site.")] = 0.0,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--data", help="Keep log and blobs here; a killed run goes on from here."),
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
 ) -> None:
     """Run a plan here, with every site in this process."""
@@ -57,8 +68,14 @@ def simulate(
     say(f"{plan.federation.name}: {len(sites)} sites, seed {seed}, folder {folder.path}")
     for sentence in plan.guarantees():
         say(f"  {sentence}")
-    options = {"record": record, "drops": _drops(dropout, seed), "task_hash": task_hash}
-    run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
+    options = {
+        "record": record,
+        "drops": _drops(dropout, _away(away or [], sites), seed),
+        "task_hash": task_hash,
+        "directory": _directory(directory),
+    }
+    slow = _Paced(task, pace) if pace else task
+    run = watch(slow, plan, sites, seed=seed, options=options, on_round=folder.add_round)
     told = folder.finish(run)
     data(f"\nmodel {run.model_digest.hex()}")
     say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}")
@@ -145,10 +162,63 @@ def _sites(plan: Plan, folder: Path) -> list[SimulatedSite]:
     return [SimulatedSite(name, path) for name, path in zip(names, paths, strict=True)]
 
 
-def _drops(dropout: float, seed: int) -> Callable[[int, str], bool] | None:
-    """Each site falls out of each round with this chance, the same for the same seed."""
-    if dropout == 0.0:
+def _drops(
+    dropout: float, away: set[tuple[int, str]], seed: int
+) -> Callable[[int, str], bool] | None:
+    """Who falls out of which round: by name, or by chance, the same for the same seed."""
+    if dropout == 0.0 and not away:
         return None
     from consortium.drive.rng import stream
 
-    return lambda number, site: bool(stream(seed, f"dropout/{site}", number).random() < dropout)
+    def falls_out(number: int, site: str) -> bool:
+        if (number, site) in away:
+            return True
+        return bool(stream(seed, f"dropout/{site}", number).random() < dropout)
+
+    return falls_out
+
+
+def _away(texts: list[str], sites: list[SimulatedSite]) -> set[tuple[int, str]]:
+    """(round, site) pairs of `--away NAME:ROUNDS`."""
+    known = {site.name for site in sites}
+    pairs = set()
+    for text in texts:
+        name, _, rounds = text.rpartition(":")
+        numbers = rounds.split(",")
+        if name not in known or not all(number.isdecimal() for number in numbers):
+            raise WrongTypeError(
+                f"--away {text}: not NAME:ROUNDS",
+                hint=f"--away {sorted(known)[0]}:3,4    # sites: {', '.join(sorted(known)[:8])}",
+            )
+        pairs |= {(int(number), name) for number in numbers}
+    return pairs
+
+
+def _directory(path: Path | None) -> DataDirectory | None:
+    if path is None:
+        return None
+    from consortium.drive.directory import DataDirectory
+
+    return DataDirectory(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Paced:
+    """A task that waits before it trains, so that one can watch it, or kill it."""
+
+    task: Task
+    pace_s: float
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self.task.metrics
+
+    def start(self, rng: Any) -> Any:
+        return self.task.start(rng)
+
+    def train(self, site: Site, shared: dict[str, Any]) -> Any:
+        time.sleep(self.pace_s)
+        return self.task.train(site, shared)
+
+    def evaluate(self, site: Site, shared: dict[str, Any]) -> Any:
+        return self.task.evaluate(site, shared)

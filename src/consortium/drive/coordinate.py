@@ -6,21 +6,34 @@ before the checkpoint over it, the checkpoint before the reply that shows it.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from consortium.core import inputs as i
 from consortium.core.ending import Facts
 from consortium.drive.clock import Clock
 from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver, Hands
-from consortium.errors import ConflictError
+from consortium.errors import ConflictError, NoteError
 from consortium.ledger.notary import Notary, origin_of
 from consortium.ledger.note import Signer
 from consortium.ledger.proof import Proof
 from consortium.ledger.witness import Offer
+from consortium.store.files import write_durably
+
+_NEWEST = "checkpoints"
 
 
 def checkpoints_of(stream: str) -> str:
     """The stream where a federation's signed checkpoints are kept."""
     return f"{stream}/checkpoints"
+
+
+def newest_note(path: Path, stream: str) -> bytes:
+    """The newest checkpoint that this directory kept, from its own file."""
+    try:
+        return (path / _NEWEST / f"{stream}.note").read_bytes()
+    except OSError as error:
+        raise NoteError(f"there is no newest checkpoint: {error.strerror}") from None
 
 
 class Coordinator:
@@ -75,6 +88,8 @@ class Coordinator:
             log.append(stream, length, [note])
         except ConflictError:
             return  # another coordinator has just kept one
+        # Beside the database too: a log that lost its end would lose its checkpoints with it.
+        write_durably(self._directory.path / _NEWEST / f"{self._stream}.note", note)
 
     def proof(self, index: int) -> Proof:
         """That fact `index` is in the log, for its holder to keep and verify alone."""

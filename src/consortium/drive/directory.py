@@ -52,15 +52,17 @@ class DataDirectory:
         key = SigningKey.generate()
         name = key.public.hex()
         folder = self.path / "keys"
-        temporary = folder / f"{name}.new"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key.secret().reveal())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(folder / f"{name}{_KEY_SUFFIX}")
-        (folder / f"{name}.pub").write_text(f"{name}\n")
-        sync_folder(folder)
+        try:
+            temporary = folder / f"{name}.new"
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(key.secret().reveal())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(folder / f"{name}{_KEY_SUFFIX}")
+            sync_folder(folder)
+        except OSError as error:
+            raise StoreFailedError(f"{folder}: {error.strerror}") from None
         return Signer(SIGNER_NAME, key)
 
     def close(self) -> None:

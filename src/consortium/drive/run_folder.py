@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from consortium.drive.history import RoundRecord
-from consortium.drive.simulate import STREAM, Run
+from consortium.drive.simulate import Run
 from consortium.errors import PlanFileError
 from consortium.model import save_model
 from consortium.plan import Plan, write_plan
@@ -52,7 +52,7 @@ class RunFolder:
         """Write model, log and summary; returns the summary."""
         (self.path / "model.safetensors").write_bytes(save_model(run.layout, run.model))
         with (self.path / "log.facts").open("wb") as log:
-            for record in run.log.read(STREAM):
+            for record in run.records:
                 log.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
         told = summary(run)
         (self.path / "summary.json").write_text(json.dumps(told, indent=2) + "\n")

@@ -9,30 +9,31 @@ exactly as a coordinator does it; both give the same model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
 from consortium.core import inputs as i
+from consortium.core.codec import decode
 from consortium.core.ending import Facts
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation
 from consortium.drive.clock import ManualClock
 from consortium.drive.cohort import Cohort, Drops, OnWork
+from consortium.drive.coordinate import Coordinator
+from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver
 from consortium.drive.engine import LoopEngine, SimulatedSite, first_model
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.history import History, RoundRecord
 from consortium.drive.rng import seed_bytes
-from consortium.errors import InsufficientParticipantsError
+from consortium.errors import InsufficientParticipantsError, WrongPhaseError
 from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
 from consortium.task import Task
-
-STREAM = "simulation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ class Options:
     drops: Drops | None = None
     on_round: Callable[[RoundRecord], None] | None = None
     on_work: OnWork | None = None
-    log: Log = field(default_factory=MemoryLog)
-    blobs: Blobs = field(default_factory=MemoryBlobs)
+    directory: DataDirectory | None = None  # None: in memory, gone with the process
     task_hash: Digest | None = None  # None: the task is not a bundle of files
 
 
@@ -59,8 +59,7 @@ class Run:
     layout: Layout
     model: Vector
     model_digest: Digest
-    log: Log
-    blobs: Blobs
+    records: tuple[bytes, ...]  # the log
 
     @property
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
@@ -106,17 +105,34 @@ class _Simulation:
         self._terms = plan.terms(task.metrics)
         self._layout, self._start = first_model(task, seed)
         self._clock = ManualClock()
-        self._driver = Driver(options.log, STREAM, self._clock)
         self._history = History()
+        self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
+        self._open(options.directory)
         self._hands = CoordinatorHands(
             self._layout,
             plan.strategy,
-            options.blobs,
+            self._blobs,
             self._clock,
             lambda number: seed_bytes(seed, "selection", number),
         )
         engine = LoopEngine(task, self._layout, sites, plan.training, seed)
         self._cohort = Cohort(engine, self._hands, plan.pipeline(), options.drops, options.on_work)
+
+    def _open(self, directory: DataDirectory | None) -> None:
+        """In memory, or on a directory: there an interrupted run goes on where it was."""
+        self._coordinator: Coordinator | None = None
+        if directory is None:
+            self._log: Log = MemoryLog()
+            self._blobs: Blobs = MemoryBlobs()
+            self._driver = Driver(self._log, self._stream, self._clock)
+            return
+        self._log, self._blobs = directory.log, directory.blobs
+        for record in self._log.read(self._stream):
+            fact = decode(record)
+            self._clock.advance_to(fact.at_ms)
+            self._history.add(fact)
+        self._coordinator = Coordinator(directory, self._stream, self._clock)
+        self._driver = self._coordinator.driver
 
     def run(self) -> Run:
         self._set_up()
@@ -129,39 +145,47 @@ class _Simulation:
             self._note(facts)
             if not facts:
                 self._wait()
+        if self._coordinator is not None:
+            self._coordinator.keep_checkpoint()
         digest = state.versions[state.current].model
-        model = self._hands.model(digest)
         return Run(
             plan=self._plan,
             seed=self._seed,
             state=state,
             history=self._history,
             layout=self._layout,
-            model=model,
+            model=self._hands.model(digest),
             model_digest=digest,
-            log=self._options.log,
-            blobs=self._options.blobs,
+            records=tuple(self._log.read(self._stream)),
         )
 
     def _set_up(self) -> None:
-        plan, layout, blobs = self._plan, self._layout, self._options.blobs
+        """Idempotent: what an interrupted run has done already makes no facts."""
+        plan, layout, blobs, state = self._plan, self._layout, self._blobs, self._driver.state
+        now_ms = self._clock.now_ms()
         blobs.put(plan.canonical())  # beside the log: an auditor can redo every sum
         blobs.put(layout.canonical())
-        model = blobs.put(save_model(layout, self._start))
         task_hash = self._options.task_hash or digest_of(b"consortium/task/not-bundled")
-        federation = seed_bytes(self._seed, "federation", 0)[:16].hex()
-        self._feed(i.Found(federation, 0))
-        self._feed(i.AdoptPlan(plan.digest, task_hash, layout.digest, self._terms, 0))
-        self._feed(i.InstallModel(model, 0))
+        self._feed(i.Found(self._stream, now_ms))
+        if state.round is None and state.finished is None:
+            adopt = i.AdoptPlan(plan.digest, task_hash, layout.digest, self._terms, now_ms)
+            self._feed(adopt)
+        if (state.plan, state.task) != (plan.digest, task_hash):
+            raise WrongPhaseError(
+                "the data directory holds a run of another plan or task",
+                hint="take a new directory, or the plan and the task that it was made with",
+            )
+        if not state.versions:
+            self._feed(i.InstallModel(blobs.put(save_model(layout, self._start)), now_ms))
         if self._options.record or any(site.report for site in self._sites):
             self._admit_one_by_one()
-        else:
-            self._feed(i.AdmitCohort(len(self._sites), 0))
+        elif not state.roster.cohorts:
+            self._feed(i.AdmitCohort(len(self._sites), now_ms))
 
     def _admit_one_by_one(self) -> None:
         for number in range(1, len(self._sites) + 1):
             site = SiteId(seed_bytes(self._seed, "site", number)[:16].hex())
-            self._feed(i.Admit(site, b"", 0))
+            self._feed(i.Admit(site, b"", self._clock.now_ms()))
         self._report()
 
     def _report(self) -> None:
@@ -176,7 +200,11 @@ class _Simulation:
     def _note(self, facts: Facts) -> None:
         for fact in facts:
             ended = self._history.add(fact)
-            if ended is not None and self._options.on_round is not None:
+            if ended is None:
+                continue
+            if self._coordinator is not None:
+                self._coordinator.keep_checkpoint()
+            if self._options.on_round is not None:
                 self._options.on_round(ended)
 
     def _wait(self) -> None:

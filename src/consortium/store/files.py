@@ -8,6 +8,7 @@ half a file, and a crash leaves at most a temporary one, which the next start re
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,13 @@ class FileBlobs:
         self._lock = threading.Lock()
         with _failures(root):
             self._make_folders()
+
+    @classmethod
+    def existing(cls, root: Path) -> FileBlobs:
+        """Blobs that are there, for readers: nothing is made, nothing removed."""
+        blobs = cls.__new__(cls)
+        blobs._root = root
+        return blobs
 
     def _make_folders(self) -> None:
         incoming = self._root / _TEMPORARY
@@ -52,16 +60,7 @@ class FileBlobs:
         return digest
 
     def _write(self, path: Path, data: bytes) -> None:
-        temporary = self._root / _TEMPORARY / self._new_name()
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        _write_and_rename(self._root / _TEMPORARY / self._new_name(), path, data)
 
     def _new_name(self) -> str:
         with self._lock:
@@ -87,11 +86,35 @@ class FileBlobs:
     def digests(self) -> Iterator[Digest]:
         """Every blob that is there, for auditors."""
         for path in sorted(self._root.glob("[0-9a-f][0-9a-f]/*")):
-            yield Digest(bytes.fromhex(path.parent.name + path.name))
+            name = path.parent.name + path.name
+            if not re.fullmatch("[0-9a-f]{64}", name):
+                raise CorruptBlobError(f"{path} is not the name of a blob")
+            yield Digest(bytes.fromhex(name))
 
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()
         return self._root / name[:2] / name[2:]
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a small file: after a power cut it has the old bytes or the new ones."""
+    with _failures(path):
+        path.parent.mkdir(exist_ok=True)
+        _write_and_rename(path.with_name(f"{path.name}.{os.getpid()}.new"), path, data)
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
+
+
+def _write_and_rename(temporary: Path, path: Path, data: bytes) -> None:
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(path: Path) -> None:

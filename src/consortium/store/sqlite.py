@@ -181,6 +181,13 @@ class SqliteLog:
             rows = self._reader().execute("SELECT DISTINCT stream FROM records ORDER BY stream")
             return [stream for (stream,) in rows]
 
+    def check_integrity(self) -> None:
+        """Raise when SQLite finds its own file damaged, whether a record is or not."""
+        with _failures(self._path):
+            found = self._reader().execute("PRAGMA integrity_check").fetchone()[0]
+        if found != "ok":
+            raise CorruptStoreError(f"{self._path.name} is damaged: {found}")
+
     def close(self) -> None:
         for connection in self._connections:
             connection.close()

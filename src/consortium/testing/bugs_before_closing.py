@@ -9,6 +9,7 @@ from typing import Any
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
+from consortium.core.ids import Digest
 from consortium.core.state import Federation, Round
 from consortium.core.tables import ROUND, Step
 from consortium.core.terms import Close, Terms
@@ -61,6 +62,15 @@ def _record_anyway(real: Wrapper, state: Federation, fact: f.UpdateReceived) -> 
     real(state, fact)
 
 
+def _refuse_retry(patches: Patches) -> None:
+    def submit(real: Wrapper, state: Federation, terms: Terms, item: i.Submit) -> Any:
+        other = replace(item, update=Digest(item.update[::-1]))
+        is_held = any(x and item.seat in x.submitted for x in (state.round, state.ended))
+        return real(state, terms, other if is_held else item)
+
+    patches.rule(i.Submit, submit)
+
+
 def _ignore_fault(patches: Patches) -> None:
     def check(real: Wrapper, state: Federation, terms: Terms, item: i.Checked) -> Any:
         return real(state, terms, replace(item, fault=None))
@@ -77,7 +87,7 @@ def _believe_other_check(patches: Patches) -> None:
 
 
 def _ignore_norms(patches: Patches) -> None:
-    patches.attribute(rounds._Tally, "limit", lambda real, tally, factor: None)
+    patches.attribute(rounds._Tally, "limit", lambda *_: None)
 
 
 # ---- dropout and closing ------------------------------------------------------------
@@ -121,9 +131,14 @@ def _call_nobody(patches: Patches) -> None:
 
 
 def _call_anybody(patches: Patches) -> None:
-    patches.attribute(
-        rounds, "eligible", lambda real, roster, terms, now_ms: sorted(roster.members)
-    )
+    def backups(real: Wrapper, state: Federation, terms: Terms, *args: Any) -> Any:
+        return real(state, replace(terms, conditions=()), *args)
+
+    patches.attribute(rounds, "_backups", backups)
+
+
+def _invite_anybody(patches: Patches) -> None:
+    patches.attribute(rounds, "eligible", lambda _, roster, *__: sorted(roster.members))
 
 
 def _extend_from_now(patches: Patches) -> None:
@@ -142,6 +157,17 @@ def _extend_from_now(patches: Patches) -> None:
 
 def _keep_dropped(patches: Patches) -> None:
     patches.record(f.SiteDropped, nothing)
+
+
+def _keep_revoked(patches: Patches) -> None:
+    def record(_: Wrapper, state: Federation, fact: f.SiteDeparted) -> None:
+        del state.roster.seat_of[state.roster.members.pop(fact.seat).site]
+
+    patches.record(f.SiteDeparted, record)
+
+
+def _overlook_closing(patches: Patches) -> None:
+    patches.attribute(rounds, "_may_close", lambda *_: False)
 
 
 def _leave_out_last(patches: Patches) -> None:
@@ -177,6 +203,7 @@ BUGS = (
     Bug("a late update is counted", TRAINING, _take_late),
     Bug("an uninvited site is admitted", TRAINING, _take_uninvited),
     Bug("a second update replaces the first", TRAINING, _take_second),
+    Bug("the same update again is refused", TRAINING, _refuse_retry),
     Bug("an update that failed its checks is counted", TRAINING, _ignore_fault),
     Bug("a check of other bytes is believed", TRAINING, _believe_other_check),
     Bug("a loud update is counted", TRAINING, _ignore_norms),
@@ -205,8 +232,11 @@ BUGS = (
     Bug("the round never ends", TRAINING, _never_end),
     Bug("backups are not invited", TRAINING, _call_nobody),
     Bug("backups need not be eligible", SELECTION, _call_anybody),
+    Bug("the invited need not be eligible", SELECTION, _invite_anybody),
     Bug("an extension shortens the deadline", TRAINING, _extend_from_now),
     Bug("a site that dropped out is still waited for", TRAINING, _keep_dropped),
+    Bug("a site that was revoked is still waited for", TRAINING, _keep_revoked),
+    Bug("nobody notices that all have answered", TRAINING, _overlook_closing),
     Bug("the update that closes the round is left out", TRAINING, _leave_out_last),
     Bug("the seed is drawn again", SELECTION, _draw_again),
     Bug("a decision changes the state", TRAINING, _mutate),

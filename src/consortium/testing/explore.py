@@ -84,6 +84,14 @@ def _word(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
+def _counted(name: str, counts: dict[str, Any], inputs: str = "") -> str:
+    return (
+        f"{name:11} {counts['states']:7,} states {inputs:11} {counts['edges']:10,} edges "
+        f"{counts['refusals']:10,} refusals {counts['changes']:8,} with facts "
+        f"{counts['seconds']:5.1f} s"
+    )
+
+
 @dataclass(slots=True)
 class _Totals:
     walks: list[dict[str, Any]]
@@ -105,29 +113,21 @@ class _Report:
         counts = {name: value for name, value in asdict(seen).items() if name != "violation"}
         broken = describe(seen.violation) if seen.violation else None
         self._totals.walks.append({"name": small.name, **counts, "violation": broken})
-        self._print(
-            f"{small.name:11} {seen.states:7,} states {seen.inputs:4} inputs {seen.edges:10,} edges "
-            f"{seen.refusals:9,} refusals {seen.changes:7,} with facts {seen.seconds:5.1f} s"
-        )
+        self._print(_counted(small.name, counts, f"{seen.inputs:4} inputs"))
         if broken:
             self._print(broken)
 
     def reached(self) -> None:
         """What the walks did together, and the steps of a round that none came to."""
         walks = self._totals.walks
-        missing = [step.name for step in Step if step.name not in self._steps]
+        reached = [step for step in Step if step.name in self._steps]
+        missing = [step.name for step in Step if step not in reached]
         self.has_failed |= bool(missing)
-        names = ("states", "edges", "refusals", "changes")
-        states, edges, refusals, changes = (sum(walk[name] for walk in walks) for name in names)
-        seconds = sum(walk["seconds"] for walk in walks)
-        self._print(
-            f"{'together':11} {states:7,} states {'':11} {edges:10,} edges "
-            f"{refusals:9,} refusals {changes:7,} with facts {seconds:5.1f} s"
-        )
-        self._print(
-            f"steps reached: {', '.join(step.name for step in Step if step.name in self._steps)}"
-        )
-        self._print(f"steps missed: {', '.join(missing) or 'none'}")
+        names = ("states", "edges", "refusals", "changes", "seconds")
+        self._print(_counted("together", {x: sum(walk[x] for walk in walks) for x in names}))
+        self._print(f"steps reached: {', '.join(step.name for step in reached)}")
+        phases = dict.fromkeys(step.phase.name for step in reached)
+        self._print(f"phases reached: {', '.join(phases)}; steps missed: {missing or 'none'}")
         longest = max(walk["longest_end"] for walk in walks)
         self._print(f"every state: same from its decoded log; its round ends in {longest} steps")
 

@@ -1,7 +1,8 @@
 """What must hold of every reply that changes nothing: a refusal, or silence for old news.
 
-A rule gets the state, the input and the refusal, None for silence. It says when silence
-would lose something, when a refusal would be unjust, and when it must be which.
+`HEARD_RULES` say which inputs must not be without effect, whatever the reply; they get the
+state and the input. `REPLY_RULES` also get the refusal, None for silence, and say when it
+must be which.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from consortium.errors import (
 )
 
 Reply = Refusal | None
-# Each rule takes the one kind of input that REPLY_RULES lists it under.
+# Each rule takes the one kind of input that its table lists it under.
+HeardRule = Callable[[Federation, Any], bool]
 ReplyRule = Callable[[Federation, Any, Reply], bool]
 
 
@@ -77,7 +79,7 @@ def _held(state: Federation, number: int, seat: Seat) -> bytes | None:
     return known.submitted.get(seat)
 
 
-def failures_are_heard(state: Federation, item: i.Fail, reply: Reply) -> bool:
+def failures_are_heard(state: Federation, item: i.Fail) -> bool:
     """A site that is waited for and cannot go on is let go."""
     present = _at(state, item.round, Step.TRAINING)
     if present is not None:
@@ -98,7 +100,7 @@ def evaluations_in_time_are_taken(state: Federation, item: i.Score, reply: Reply
     return not has_sense and isinstance(reply, InvalidInputError)
 
 
-def departures_are_heard(state: Federation, item: i.Dismiss, reply: Reply) -> bool:
+def departures_are_heard(state: Federation, item: i.Dismiss) -> bool:
     """Whoever is on the roster can be revoked at any time."""
     return item.seat not in state.roster
 
@@ -111,7 +113,7 @@ def the_first_seed_is_taken(state: Federation, item: i.Drawn, reply: Reply) -> b
     return _at(state, item.round, Step.INITIALIZED) is None or reply is not None
 
 
-def checks_are_heard(state: Federation, item: i.Checked, reply: Reply) -> bool:
+def checks_are_heard(state: Federation, item: i.Checked) -> bool:
     """The result of a check that is owed is never ignored."""
     present = _at(state, item.round, Step.TRAINING)
     if present is None or item.seat not in present.unchecked:
@@ -119,25 +121,25 @@ def checks_are_heard(state: Federation, item: i.Checked, reply: Reply) -> bool:
     return present.submitted[item.seat] != item.update
 
 
-def sums_are_heard(state: Federation, item: i.Summed | i.NotSummed, reply: Reply) -> bool:
+def sums_are_heard(state: Federation, item: i.Summed | i.NotSummed) -> bool:
     """The result of a sum over the present members is never ignored."""
     present = _at(state, item.round, Step.SUMMING)
     return present is None or item.count != len(present.members)
 
 
-def verdicts_are_heard(state: Federation, item: i.Verdict, reply: Reply) -> bool:
+def verdicts_are_heard(state: Federation, item: i.Verdict) -> bool:
     """The verdict on the candidate is never ignored."""
     present = _at(state, item.round, Step.JUDGING)
     return present is None or item.model != present.model
 
 
-def releases_are_heard(state: Federation, item: i.Released, reply: Reply) -> bool:
+def releases_are_heard(state: Federation, item: i.Released) -> bool:
     """The news that the accepted model can be fetched is never ignored."""
     present = _at(state, item.round, Step.RELEASING)
     return present is None or item.model != present.model
 
 
-def time_is_heard(state: Federation, item: i.Tick, reply: Reply) -> bool:
+def time_is_heard(state: Federation, item: i.Tick) -> bool:
     """Once a deadline has passed, a tick is not without effect."""
     present, terms = state.round, state.terms
     if present is None or terms is None:
@@ -150,7 +152,7 @@ def time_is_heard(state: Federation, item: i.Tick, reply: Reply) -> bool:
     return present.step is not Step.EVALUATING or item.now_ms <= present.evaluate_by_ms
 
 
-def due_rounds_open(state: Federation, item: i.Tick, reply: Reply) -> bool:
+def due_rounds_open(state: Federation, item: i.Tick) -> bool:
     """Between rounds, a tick that is due opens the next one."""
     if state.round is not None or state.terms is None:
         return True
@@ -165,6 +167,17 @@ def cancelling_is_heard(state: Federation, item: i.CancelRound, reply: Reply) ->
     return not is_open and reply is not None
 
 
+HEARD_RULES: dict[type[Any], tuple[HeardRule, ...]] = {
+    i.Fail: (failures_are_heard,),
+    i.Dismiss: (departures_are_heard,),
+    i.Checked: (checks_are_heard,),
+    i.Summed: (sums_are_heard,),
+    i.NotSummed: (sums_are_heard,),
+    i.Verdict: (verdicts_are_heard,),
+    i.Released: (releases_are_heard,),
+    i.Tick: (time_is_heard, due_rounds_open),
+}
+
 REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
     i.Submit: (
         strangers_are_refused,
@@ -172,15 +185,8 @@ REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
         the_same_update_again_is_fine,
         another_update_is_refused,
     ),
-    i.Fail: (strangers_are_refused, failures_are_heard),
+    i.Fail: (strangers_are_refused,),
     i.Score: (strangers_are_refused, evaluations_in_time_are_taken),
-    i.Dismiss: (departures_are_heard,),
     i.Drawn: (the_first_seed_is_taken,),
-    i.Checked: (checks_are_heard,),
-    i.Summed: (sums_are_heard,),
-    i.NotSummed: (sums_are_heard,),
-    i.Verdict: (verdicts_are_heard,),
-    i.Released: (releases_are_heard,),
-    i.Tick: (time_is_heard, due_rounds_open),
     i.CancelRound: (cancelling_is_heard,),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,12 +22,12 @@ from consortium.core.legal import is_legal
 from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
-from consortium.errors import ConsortiumError, Refusal
+from consortium.errors import Refusal
 from consortium.testing.alphabet import Alphabet, Moment, founding, inputs
 from consortium.testing.causes import FACT_RULES
 from consortium.testing.fingerprint import fingerprint
 from consortium.testing.liveness import MAX_STEPS, next_facts
-from consortium.testing.replies import REPLY_RULES
+from consortium.testing.replies import HEARD_RULES, REPLY_RULES
 from consortium.testing.rules import STATE_RULES
 from consortium.testing.transitions import CHANGE_RULES, Change
 
@@ -72,6 +73,9 @@ def explore(terms: Terms, alphabet: Alphabet | None = None) -> Exploration:
 # ---- the walk -----------------------------------------------------------------------
 
 
+_PURE = "A decision leaves the state as it was."
+
+
 class _BrokenError(Exception):
     """A rule does not hold on the edge that is being looked at."""
 
@@ -89,13 +93,13 @@ class _Node:
     parent: int
     item: i.Input | None
     facts: Facts
-    decoded: Facts  # as they come back from their encoding
 
 
 class _Walk:
     def __init__(self, terms: Terms, alphabet: Alphabet) -> None:
         self._terms, self._alphabet = terms, alphabet
         self._nodes: list[_Node] = []
+        self._decoded: list[Facts] = []  # of each node, as they come back from their encoding
         self._seen: set[object] = set()
         self._to_end: dict[object, int] = {}  # by fingerprint
         self._todo: deque[tuple[int, Federation, object]] = deque()
@@ -110,7 +114,8 @@ class _Walk:
         start, violation = time.perf_counter(), None
         try:
             facts = tuple(founding(self._terms, self._alphabet))
-            self._enter(replay(list(facts)), _Node(-1, None, facts, _through_codec(facts)))
+            root = replay(list(facts))
+            self._enter(root, fingerprint(root), _Node(-1, None, facts))
             while self._todo:
                 self._expand(*self._todo.popleft())
         except _BrokenError as broken:
@@ -159,15 +164,19 @@ class _Walk:
         self._changes += 1
         self._facts = facts
         after, illegal = _recorded(state, facts)
+        found = fingerprint(after)
         self._check_change(Change(state, item, facts, after))
         if illegal is not None:
             raise _BrokenError("facts_are_legal", f"A verifier would refuse {illegal}.")
-        self._enter(after, _Node(self._here, item, facts, ()))
+        self._enter(after, found, _Node(self._here, item, facts))
 
     def _check_reply(self, state: Federation, item: i.Input, reply: Refusal | None) -> None:
-        for rule in REPLY_RULES.get(type(item), ()):
-            if not rule(state, item, reply):
-                _break(rule)
+        for heard_rule in HEARD_RULES.get(type(item), ()):
+            if not heard_rule(state, item):
+                _break(heard_rule)
+        for reply_rule in REPLY_RULES.get(type(item), ()):
+            if not reply_rule(state, item, reply):
+                _break(reply_rule)
 
     def _check_change(self, change: Change) -> None:
         for fact in change.facts:
@@ -180,16 +189,18 @@ class _Walk:
         _check_state(change.after)
         _check_again(change)
 
-    def _enter(self, state: Federation, node: _Node) -> None:
+    def _enter(self, state: Federation, found: object, node: _Node) -> None:
         """Queue a state that is new; check that its log and its future are sound."""
-        found = fingerprint(state)
         if found in self._seen:
             return
         self._seen.add(found)
-        self._nodes.append(_Node(node.parent, node.item, node.facts, _through_codec(node.facts)))
+        self._nodes.append(node)
+        self._decoded.append(_through_codec(node.facts))
         here = len(self._nodes) - 1
         self._steps.update(known.step for known in (state.round, state.ended) if known)
         if replay(self._log(here)) != state:
+            if fingerprint(state) != found:
+                raise _BrokenError("decide_changes_nothing", _PURE)
             raise _BrokenError("replay_gives_the_same_state", "The log folds into the state.")
         self._check_end(state, found)
         self._todo.append((here, state, found))
@@ -214,18 +225,16 @@ class _Walk:
         for item in items:
             self._item, self._facts = item, ()
             state = replay(self._log(self._here))
-            try:
+            with suppress(Refusal):
                 decide(state, item)
-            except ConsortiumError:
-                pass
             if fingerprint(state) != before:
                 break
-        raise _BrokenError("decide_changes_nothing", "A decision leaves the state as it was.")
+        raise _BrokenError("decide_changes_nothing", _PURE)
 
     def _log(self, here: int) -> list[f.Fact]:
         parts: list[Facts] = []
         while here >= 0:
-            parts.append(self._nodes[here].decoded)
+            parts.append(self._decoded[here])
             here = self._nodes[here].parent
         return [fact for part in reversed(parts) for fact in part]
 

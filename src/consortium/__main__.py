@@ -1,0 +1,5 @@
+"""`python -m consortium` is the `consortium` command."""
+
+from consortium.cli import main
+
+main()

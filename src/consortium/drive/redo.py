@@ -1,0 +1,94 @@
+"""Doing a coordinator's work again from what it left behind, to see that it did it right."""
+
+from __future__ import annotations
+
+from consortium.checks import Expected, check_update
+from consortium.core import duties as d
+from consortium.core import facts as f
+from consortium.core import inputs as i
+from consortium.core.federation import owed
+from consortium.core.ids import Digest
+from consortium.core.state import Federation
+from consortium.drive.clock import ManualClock
+from consortium.drive.hands import CoordinatorHands
+from consortium.errors import ConsortiumError
+from consortium.model import Layout, digest_of
+from consortium.plan.values import Plan
+from consortium.store.ports import Blobs
+
+
+class Redo:
+    """Checks and sums of one federation, done again with the plan that was in force."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._hands: CoordinatorHands | None = None
+
+    def complaint(self, state: Federation, fact: f.Fact) -> str | None:
+        """What is wrong with the work that `fact` reports; None when it is right."""
+        try:
+            match fact:
+                case f.PlanAdopted():
+                    self._adopt(fact)
+                case f.ModelInstalled() | f.ModelPublished():
+                    self._present_hands().model(fact.model)
+                case f.UpdateAccepted() | f.UpdateRejected():
+                    return self._check(state, fact)
+                case f.Aggregated():
+                    return self._sum(state, fact)
+                case _:
+                    return None
+        except ConsortiumError as error:
+            return error.message
+        return None
+
+    def _adopt(self, fact: f.PlanAdopted) -> None:
+        plan = Plan.from_canonical(self._blobs.get(fact.plan))
+        layout = Layout.from_canonical(self._blobs.get(fact.layout))
+        self._hands = CoordinatorHands(
+            layout, plan.strategy, _Forgetful(self._blobs), ManualClock(), lambda _: b""
+        )
+
+    def _present_hands(self) -> CoordinatorHands:
+        assert self._hands is not None, "a legal log adopts a plan before it has a model"
+        return self._hands
+
+    def _check(self, state: Federation, fact: f.UpdateAccepted | f.UpdateRejected) -> str | None:
+        hands, open_round = self._present_hands(), state.round
+        assert open_round is not None
+        layout, clip = hands.layout, hands.strategy.clip
+        expected = Expected(layout.size, layout.dtype, open_round.base, clip)
+        found = check_update(self._blobs.get(open_round.submitted[fact.seat]), expected)
+        if isinstance(fact, f.UpdateRejected):
+            seen_here = (f.Fault.FORMAT, f.Fault.DIMENSIONS, f.Fault.MAGNITUDE, f.Fault.STALENESS)
+            is_right = fact.fault not in seen_here or found.fault is fact.fault
+            return (
+                None if is_right else "the update does not have the fault that it is said to have"
+            )
+        if found.fault is not None:
+            return f"the update fails the check of its {found.fault.name.lower()}"
+        if (found.weight, found.norm) != (fact.weight, fact.norm):
+            return "the update has another weight or norm than the log says"
+        return None
+
+    def _sum(self, state: Federation, fact: f.Aggregated) -> str | None:
+        (duty,) = owed(state)
+        assert isinstance(duty, d.Aggregate)
+        result = self._present_hands().perform(duty, state)
+        if not isinstance(result, i.Summed) or result.model != fact.model:
+            return "the members' updates give another model"
+        return None
+
+
+class _Forgetful:
+    """Reads from a store and writes nowhere: an audit changes nothing."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self.get, self.has = blobs.get, blobs.has
+
+    def put(self, data: bytes) -> Digest:
+        return digest_of(data)
+
+    def drop(self, digest: Digest) -> None:
+        """Nothing is dropped either."""

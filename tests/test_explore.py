@@ -1,0 +1,173 @@
+"""The explorer finds nothing in the core, and every bug that was planted in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from consortium.core import facts as f
+from consortium.core.federation import replay
+from consortium.core.ids import Seat
+from consortium.core.tables import Step
+from consortium.testing import explore as command
+from consortium.testing import federations as small
+from consortium.testing.alphabet import SEEDS, Alphabet, founding
+from consortium.testing.fingerprint import fingerprint
+from consortium.testing.patches import Bug, planted
+from consortium.testing.planted import BUGS, hunt
+from consortium.testing.walk import Exploration, explore
+
+QUICK = (
+    small.TRAINING,
+    small.SELECTION,
+    small.QUORUM,
+    small.UNANIMOUS,
+    small.ROUNDS,
+    small.SHORT,
+)
+
+CAUGHT_BY = {
+    "an update at the deadline is refused (>= for >)": "updates_in_time_are_taken",
+    "a late update is counted": "an_update_is_received_in_time",
+    "an uninvited site is admitted": "an_update_is_received_in_time",
+    "a second update replaces the first": "an_update_is_received_in_time",
+    "the same update again is refused": "the_same_update_again_is_fine",
+    "an update that failed its checks is counted": "an_update_passed_its_checks",
+    "a check of other bytes is believed": "an_update_passed_its_checks",
+    "a loud update is counted": "members_are_all_that_count",
+    "there is one extension too many": "extensions_are_limited",
+    "extensions are unbounded": "every_round_ends",
+    "checks that run at the deadline are thrown away": "a_closing_is_due",
+    "a round closes at its quorum though all are waited for": "a_closing_is_due",
+    "the quorum is ignored at closing": "a_closing_is_due",
+    "a tick at the deadline counts as late (>= for >)": "a_shortage_calls_backups",
+    "the round never ends": "every_round_ends",
+    "backups are not invited": "a_shortage_calls_backups",
+    "backups need not be eligible": "backups_are_eligible",
+    "the invited need not be eligible": "the_invited_are_eligible",
+    "an extension shortens the deadline": "a_deadline_moves_later",
+    "a site that dropped out is still waited for": "the_same_again_changes_nothing",
+    "a site that was revoked is still waited for": "a_shortage_calls_backups",
+    "nobody notices that all have answered": "no_closing_is_overdue",
+    "the update that closes the round is left out": "members_are_all_that_count",
+    "the seed is drawn again": "the_seed_is_drawn_once",
+    "a decision changes the state": "decide_changes_nothing",
+    "a departed member stays in the sum": "members_are_on_the_roster_until_the_sum",
+    "a sum over former members is taken": "the_sum_is_over_the_members",
+    "a second sum overwrites the first": "the_sum_is_over_the_members",
+    "a site that is no member evaluates": "an_evaluation_is_of_the_candidate",
+    "an evaluation of another model is taken": "an_evaluation_is_of_the_candidate",
+    "a cancelled round takes evaluations": "evolve_never_fails",
+    "the evaluation closes at its deadline (>= for >)": "an_evaluation_is_waited_for",
+    "evidence is lost after the evaluation": "evidence_is_fixed_once_closed",
+    "a verdict on another model is taken": "a_verdict_has_its_evidence",
+    "a verdict comes before the evaluation is closed": "a_verdict_has_its_evidence",
+    "a kept candidate is published": "what_is_published_was_accepted",
+    "a model is published before it is released": "what_is_published_was_accepted",
+    "the version is not increased": "a_version_is_one_more",
+    "nobody owes the verdict": "every_round_ends",
+    "the federation never finishes": "round_numbers_are_counted",
+    "a receipt promises too early": "receipts_go_forwards",
+    "the codec loses norms": "replay_gives_the_same_state",
+}
+
+# One update is enough, and both sites must be ready: all steps within a few hundred states.
+TINY = small.Small(
+    "tiny",
+    replace(small.EVALUATED, quorum=1, wait_for=2, target=1, evaluation_quorum=1),
+    Alphabet(sites=2, reporting=(Seat(2),), seeds=SEEDS[:1]),
+)
+
+
+@pytest.fixture(scope="module")
+def walks() -> dict[str, Exploration]:
+    return {one.name: explore(one.terms, one.alphabet) for one in QUICK}
+
+
+@pytest.mark.parametrize("name", [one.name for one in QUICK])
+def test_no_rule_is_broken_in_any_reachable_state(walks: dict[str, Exploration], name: str) -> None:
+    seen = walks[name]
+    assert seen.violation is None, command.describe(seen.violation)
+    assert seen.states > 1_000 and seen.changes > seen.states and seen.refusals > seen.states
+
+
+def test_every_step_of_a_round_is_reached(walks: dict[str, Exploration]) -> None:
+    reached = {step for seen in walks.values() for step in seen.steps}
+    assert reached == {step.name for step in Step}
+
+
+@pytest.mark.slow
+def test_no_rule_is_broken_when_everybody_misbehaves_in_the_evaluation() -> None:
+    seen = explore(small.EVALUATION.terms, small.EVALUATION.alphabet)
+    assert seen.violation is None, command.describe(seen.violation)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught(bug: Bug) -> None:
+    assert hunt(bug).rule == CAUGHT_BY[bug.name]
+
+
+def test_planted_bugs_are_taken_out_again() -> None:
+    for bug in BUGS:
+        with planted(bug):
+            pass
+    assert explore(TINY.terms, TINY.alphabet).violation is None
+
+
+def test_a_walk_is_the_same_every_time() -> None:
+    first, second = (explore(TINY.terms, TINY.alphabet) for _ in range(2))
+    assert replace(first, seconds=0.0) == replace(second, seconds=0.0)
+
+
+def test_a_trace_names_every_input_and_its_facts() -> None:
+    bug = next(bug for bug in BUGS if bug.name == "a late update is counted")
+    with planted(bug):
+        found = explore(bug.where.terms, bug.where.alphabet).violation
+    assert found is not None
+    inputs = [type(item).__name__ for item, _ in found.trace]
+    assert inputs == ["OpenRound", "Drawn", "Submit"]
+    assert isinstance(found.trace[-1][1][0], f.UpdateReceived)
+    text = command.describe(found)
+    assert "BROKEN  an_update_is_received_in_time" in text
+    assert "3. Submit(round=1, seat=1, update='update of 1', now_ms=1012)" in text
+
+
+def test_fingerprints_take_no_notice_of_order() -> None:
+    state = replay(founding(TINY.terms, TINY.alphabet))
+    other = state.clone()
+    other.roster.members = dict(reversed(state.roster.members.items()))
+    assert fingerprint(other) == fingerprint(state)
+    other.roster.next_seat += 1
+    assert fingerprint(other) != fingerprint(state)
+
+
+def test_the_command_prints_one_json_object_and_succeeds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ALL", (TINY,))
+    monkeypatch.setattr(command, "BUGS", BUGS[:2])
+    assert command.main(["--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [walk["name"] for walk in report["walks"]] == ["tiny"]
+    assert [catch["bug"] for catch in report["planted"]] == [bug.name for bug in BUGS[:2]]
+    assert report["has_failed"] is False
+
+
+def test_the_command_fails_when_a_bug_is_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmless = Bug("nothing at all", TINY, lambda patches: None)
+    monkeypatch.setattr(command, "BUGS", (harmless,))
+    assert command.main(["--planted"]) == 1
+    assert "MISSED" in capsys.readouterr().out
+
+
+def test_the_command_fails_with_the_trace_when_a_rule_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "ALL", (small.TRAINING,))
+    with planted(BUGS[0]):
+        assert command.main(["--clean-only"]) == 1
+    assert "BROKEN  updates_in_time_are_taken" in capsys.readouterr().out
