@@ -50,6 +50,7 @@ CAUSES: dict[type[Any], str] = {
     f.FederationHeld: "Hold",
     f.FederationResumed: "Resume",
     f.FederationFinished: "Stop; the end of a round",
+    f.LogKeyAdopted: "AdoptLogKey",
     f.RoundOpened: "OpenRound, Tick",
     f.SelectionStarted: "Drawn",
     f.SitesInvited: "Drawn, Admit, AdmitCohort, Report, Tick",
@@ -86,6 +87,7 @@ CAUSES: dict[type[Any], str] = {
     s.ScoreSpooled: "Scored",
     s.ScoreTold: "Heard",
     s.RoundLeft: "TurnedAway",
+    s.CheckpointWitnessed: "Shown",
 }
 
 

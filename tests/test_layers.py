@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("torch",),
     ("coordinator",),
     ("site",),
-    ("cli",),
+    ("cli", "__main__"),
     ("testing",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

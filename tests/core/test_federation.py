@@ -463,3 +463,18 @@ def test_fresh_states_share_nothing() -> None:
     one.roster.cohorts.append((1, 2))
     assert other == Federation()
     assert decide(other, i.Found("f", 1)) == (f.FederationFounded("f", 1),)
+
+
+# ---- the log's keys -----------------------------------------------------------------
+
+
+def test_log_keys_are_adopted_in_order_and_never_again() -> None:
+    world = founded()
+    one, two = bytes(32), bytes([1]) * 32
+    assert kinds(world.give(i.AdoptLogKey(one, START_MS))) == [f.LogKeyAdopted]
+    assert world.give(i.AdoptLogKey(one, START_MS)) == ()
+    world.give(i.AdoptLogKey(two, START_MS))
+    assert world.state.log_keys == [one, two]
+    for key in (one, b"short"):
+        with pytest.raises(InvalidInputError, match="never used again"):
+            world.give(i.AdoptLogKey(key, START_MS))

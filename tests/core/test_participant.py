@@ -15,7 +15,7 @@ from consortium.core.codec import encode
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat
 from consortium.core.tables import Stage
-from consortium.errors import DeadlineExpiredError, NotApprovedError, WrongRoundError
+from consortium.errors import DeadlineExpiredError, NotApprovedError, WitnessError, WrongRoundError
 
 from .fact_text import read
 from .small import digest
@@ -282,3 +282,26 @@ def test_site_that_is_idle_has_nothing_to_break_or_to_hear() -> None:
     assert site.give(p.Broke(0, Failure.TRAINING, NOW)) == ()
     assert site.give(p.Heard(p.SendUpdate(0, digest("update")), NOW)) == ()
     assert site.give(p.Scored(0, 1, (), (), NOW)) == ()
+
+
+# ---- the coordinator's log ----------------------------------------------------------
+
+
+def shown(since: int, size: int, root: str, *, is_consistent: bool = True) -> p.Shown:
+    return p.Shown(since, size, digest(root), is_consistent, NOW)
+
+
+def test_site_follows_a_log_that_grows_and_refuses_any_other() -> None:
+    site = approved()
+    assert site.give(shown(0, 5, "five")) == (s.CheckpointWitnessed(5, digest("five"), NOW),)
+    assert site.give(shown(5, 5, "five")) == ()
+    site.give(shown(5, 9, "nine"))
+    assert (site.state.seen_size, site.state.seen_root) == (9, digest("nine"))
+    for offer, error in (
+        (shown(9, 8, "eight"), WitnessError),
+        (shown(9, 9, "other nine"), WitnessError),
+        (shown(9, 12, "twelve", is_consistent=False), WitnessError),
+        (shown(5, 12, "twelve"), WrongRoundError),
+    ):
+        with pytest.raises(error):
+            site.give(offer)

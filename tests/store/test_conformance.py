@@ -8,8 +8,8 @@ import pytest
 
 from consortium.core.ids import Digest
 from consortium.ledger.merkle import leaf_hash
-from consortium.store.memory import MemoryBlobs, MemoryLog
-from consortium.testing.conformance import BLOB_CHECKS, LOG_CHECKS
+from consortium.store.memory import MemoryBlobs, MemoryCache, MemoryLog
+from consortium.testing.conformance import BLOB_CHECKS, CACHE_CHECKS, LOG_CHECKS
 
 
 @pytest.mark.parametrize("check", LOG_CHECKS, ids=lambda check: check.__name__)
@@ -22,6 +22,11 @@ def test_log(make: Callable[[], MemoryLog], check: Callable[..., None]) -> None:
 @pytest.mark.parametrize("make", [MemoryBlobs])
 def test_blobs(make: Callable[[], MemoryBlobs], check: Callable[..., None]) -> None:
     check(make)  # raises AssertionError with a sentence
+
+
+@pytest.mark.parametrize("check", CACHE_CHECKS, ids=lambda check: check.__name__)
+def test_cache(check: Callable[..., None]) -> None:
+    check(MemoryCache)  # raises AssertionError with a sentence
 
 
 class IgnoresPosition(MemoryLog):

@@ -7,20 +7,19 @@ before the checkpoint over it, the checkpoint before the reply that shows it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 from consortium.core import inputs as i
 from consortium.core.ending import Facts
 from consortium.drive.clock import Clock
-from consortium.drive.directory import DataDirectory
+from consortium.drive.directory import NEWEST
 from consortium.drive.driver import Driver, Hands
 from consortium.errors import ConflictError, NoteError
 from consortium.ledger.notary import Notary, origin_of
 from consortium.ledger.note import Signer
 from consortium.ledger.proof import Proof
 from consortium.ledger.witness import Offer
-from consortium.store.files import write_durably
-
-_NEWEST = "checkpoints"
+from consortium.store.ports import Cache, Log
 
 
 def checkpoints_of(stream: str) -> str:
@@ -31,15 +30,37 @@ def checkpoints_of(stream: str) -> str:
 def newest_note(path: Path, stream: str) -> bytes:
     """The newest checkpoint that this directory kept, from its own file."""
     try:
-        return (path / _NEWEST / f"{stream}.note").read_bytes()
+        return (path / NEWEST / f"{stream}.note").read_bytes()
     except OSError as error:
         raise NoteError(f"there is no newest checkpoint: {error.strerror}") from None
+
+
+class Directory(Protocol):
+    """What a coordinator keeps: a `DataDirectory`, or its like in memory for tests."""
+
+    @property
+    def log(self) -> Log: ...
+
+    @property
+    def cache(self) -> Cache: ...
+
+    def signers(self) -> list[Signer]:
+        """Every key that is here, also those that another coordinator made."""
+        ...
+
+    def new_signer(self) -> Signer:
+        """A new key, durable before it signs anything."""
+        ...
+
+    def keep_newest(self, stream: str, note: bytes) -> None:
+        """Keep the newest checkpoint somewhere else than in the log."""
+        ...
 
 
 class Coordinator:
     """One federation of a data directory, and the evidence about it."""
 
-    def __init__(self, directory: DataDirectory, stream: str, clock: Clock) -> None:
+    def __init__(self, directory: Directory, stream: str, clock: Clock) -> None:
         self._directory, self._stream, self._clock = directory, stream, clock
         self.driver = Driver(directory.log, stream, clock, directory.cache)
         signers = directory.signers()
@@ -73,6 +94,8 @@ class Coordinator:
         """A signed note over all that is durable now."""
         size, keys = self.driver.position, self.driver.state.log_keys
         if self._note[0] != size or is_rotation:
+            if not self._notary.has_key(keys[-1]):  # another coordinator has rotated
+                self._notary = self._new_notary(self._directory.signers())
             previous = keys[-2] if is_rotation else None
             self._note = size, self._notary.checkpoint(size, keys[-1], previous)
         return self._note[1]
@@ -89,7 +112,7 @@ class Coordinator:
         except ConflictError:
             return  # another coordinator has just kept one
         # Beside the database too: a log that lost its end would lose its checkpoints with it.
-        write_durably(self._directory.path / _NEWEST / f"{self._stream}.note", note)
+        self._directory.keep_newest(self._stream, note)
 
     def proof(self, index: int) -> Proof:
         """That fact `index` is in the log, for its holder to keep and verify alone."""
@@ -98,5 +121,7 @@ class Coordinator:
 
     def offer(self, since: int) -> Offer:
         """The present checkpoint for a witness that has seen `since` facts."""
+        if since > self.driver.position:  # another coordinator showed it more
+            self.driver.catch_up()
         note = self.checkpoint()
         return self._notary.offer(since, self._note[0], note)

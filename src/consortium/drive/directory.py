@@ -9,6 +9,7 @@ cache.sqlite    may be deleted at any time
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from consortium.core.ids import Secret
@@ -16,11 +17,12 @@ from consortium.crypto.recipes import KEY_BYTES, SigningKey
 from consortium.errors import StoreFailedError
 from consortium.ledger.note import Signer
 from consortium.store.cache import SqliteCache
-from consortium.store.files import FileBlobs, sync_folder
+from consortium.store.files import FileBlobs, sync_folder, write_durably
 from consortium.store.sqlite import SqliteLog
 
 SIGNER_NAME = "coordinator"
-_KEY_SUFFIX = ".key"
+NEWEST = "checkpoints"  # the folder of each federation's newest checkpoint
+_KEY_SUFFIX, _NEW_SUFFIX = ".key", ".new"
 
 
 class DataDirectory:
@@ -29,13 +31,25 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            (path / "keys").mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_folders()
+            self.log = SqliteLog(path / "log.sqlite")
+            self.blobs = FileBlobs(path / "blobs")
+            self.cache = SqliteCache(path / "cache.sqlite")
+            sync_folder(path)
         except OSError as error:
             raise StoreFailedError(f"{path}: {error.strerror}") from None
-        self.log = SqliteLog(path / "log.sqlite")
-        self.blobs = FileBlobs(path / "blobs")
-        self.cache = SqliteCache(path / "cache.sqlite")
-        sync_folder(path)
+
+    def _make_folders(self) -> None:
+        keys = self.path / "keys"
+        made = [folder for folder in self.path.parents if not folder.exists()]
+        keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for leftover in keys.glob(f"*{_NEW_SUFFIX}"):
+            leftover.unlink()
+        # Also what was there: the process that made it may have died before it forced it.
+        sync_folder(keys)
+        with suppress(PermissionError):  # above us not everything is ours to read
+            for folder in (self.path, *made):
+                sync_folder(folder.parent)
 
     def signers(self) -> list[Signer]:
         """Every key that is here."""
@@ -53,7 +67,7 @@ class DataDirectory:
         name = key.public.hex()
         folder = self.path / "keys"
         try:
-            temporary = folder / f"{name}.new"
+            temporary = folder / f"{name}{_NEW_SUFFIX}"
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(key.secret().reveal())
@@ -64,6 +78,10 @@ class DataDirectory:
         except OSError as error:
             raise StoreFailedError(f"{folder}: {error.strerror}") from None
         return Signer(SIGNER_NAME, key)
+
+    def keep_newest(self, stream: str, note: bytes) -> None:
+        """Keep the newest checkpoint in a file of its own."""
+        write_durably(self.path / NEWEST / f"{stream}.note", note)
 
     def close(self) -> None:
         self.log.close()

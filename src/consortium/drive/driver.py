@@ -18,7 +18,7 @@ from consortium.core.ending import Facts
 from consortium.core.federation import decide, evolve, owed
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
-from consortium.errors import CodecError, ConflictError, InternalError
+from consortium.errors import CodecError, ConflictError, InternalError, Refusal
 from consortium.store.ports import Cache, Log
 
 _MAX_ATTEMPTS = 100
@@ -52,12 +52,14 @@ class Driver:
         """Facts of the stream that the state has seen."""
         return self._position
 
-    def catch_up(self) -> None:
-        """Fold what was appended since. This is all that recovery does."""
+    def catch_up(self) -> bool:
+        """Fold what was appended since; whether there was anything. Recovery is no more."""
+        before = self._position
         for record in self._log.read(self._stream, self._position):
             evolve(self.state, decode(record))
             self._position += 1
         self._remember()
+        return self._position > before
 
     def _remembered(self) -> tuple[Federation, int]:
         """State and position of the snapshot, or the beginning where there is none to trust."""
@@ -81,10 +83,21 @@ class Driver:
         self._saved_at = self._position
 
     def feed(self, item: i.Input) -> Facts:
-        """Decide `item`, make its facts durable, record them. A `Refusal` passes through."""
+        """Decide `item`, make its facts durable, record them. A `Refusal` passes through.
+
+        An append finds out by itself whether the state was old. A refusal and an answer
+        without facts append nothing, so they stand only if nothing new is in the log.
+        """
         for _ in range(_MAX_ATTEMPTS):
-            facts = decide(self.state, item)
+            try:
+                facts = decide(self.state, item)
+            except Refusal:
+                if self.catch_up():
+                    continue
+                raise
             if not facts:
+                if self.catch_up():
+                    continue
                 return ()
             try:
                 records = [encode(fact) for fact in facts]
@@ -106,8 +119,9 @@ class Driver:
             if not isinstance(duty, d.WakeAt):
                 facts = self.feed(hands.perform(duty, self.state))
             elif duty.at_ms <= now_ms and self._ticked != (self._position, now_ms):
-                self._ticked = (self._position, now_ms)
+                tick = (self._position, now_ms)
                 facts = self.feed(i.Tick(now_ms))
+                self._ticked = tick  # only now: a tick that the store refused is owed still
             else:
                 continue
             if facts:

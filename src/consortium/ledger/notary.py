@@ -54,6 +54,10 @@ class Notary:
         path = self._tree.consistency_proof(since, size) if 0 < since < size else ()
         return Offer(since, path, note)
 
+    def has_key(self, key: bytes) -> bool:
+        """Whether this notary can sign with `key`."""
+        return key in self._signers
+
     def _signer(self, key: bytes) -> Signer:
         if key not in self._signers:
             raise NoteError("the key that the log names is not here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS cache (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID"
@@ -38,17 +39,20 @@ class SqliteCache:
         self._connection.close()
 
     def _open(self) -> sqlite3.Connection | None:
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        connection = None
         try:
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=OFF")
             connection.execute(_SCHEMA)
         except sqlite3.Error:
-            connection.close()
+            if connection is not None:
+                connection.close()
             return None
         return connection
 
     def _open_anew(self) -> sqlite3.Connection:
-        for suffix in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that does not even forget
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         return self._open() or sqlite3.connect(":memory:", check_same_thread=False)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from consortium.errors import ConflictError, CorruptStoreError, StoreFailedError
+from consortium.errors import ConflictError, CorruptStoreError, StoreError, StoreFailedError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -112,7 +112,7 @@ class SqliteLog:
                 self._connection.execute("BEGIN IMMEDIATE")
                 lengths = [self._write(request) for request in group]
                 self._connection.execute("COMMIT")
-        except StoreFailedError as error:
+        except StoreError as error:
             self._roll_back()
             for request in group:
                 request.error = error

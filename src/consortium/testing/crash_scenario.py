@@ -92,9 +92,12 @@ class Scenario:
     def facts(self) -> Iterator[f.Fact]:
         return (decode(record) for record in self._log.read(STREAM))
 
-    def step(self) -> None:
-        """Answer whoever waits for an answer; then one duty, or one site's next word."""
+    def step(self) -> bool:
+        """Answer whoever waits for an answer; then one duty, or one site's next word.
+        False when the federation is over and everybody has been answered."""
         self._hand_out()
+        if self.state.finished is not None:
+            return False
         *_, last = self.facts()
         self._clock.advance_to(last.at_ms + _STEP_MS)
         item = self._setting_up() or self._site_says()
@@ -106,8 +109,7 @@ class Scenario:
             self._coordinator.feed(item)
         else:
             self._coordinator.feed(item)
-        if self.state.finished is not None:
-            self._hand_out()
+        return True
 
     # ---- what the lead and the sites say --------------------------------------------
 
@@ -253,11 +255,10 @@ def _run_once(path: Path, memory: Memory, planted: str, retries: int, refusals: 
             return EXIT_LOST
         scenario = Scenario(directory, memory, planted)
         for _ in range(_MAX_STEPS):
-            if scenario.state.finished is not None:
-                _say(1, json.dumps({**scenario.summary(), "refusals": refusals}))
-                return 0
             try:
-                scenario.step()
+                if not scenario.step():
+                    _say(1, json.dumps({**scenario.summary(), "refusals": refusals}))
+                    return 0
             except StoreFailedError:
                 # The same process, the same connection: it must go on when space returns.
                 refusals += 1

@@ -1,0 +1,276 @@
+"""The durable stores: conformance, two processes, full disks, damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consortium.core.ids import Digest
+from consortium.errors import (
+    ConflictError,
+    CorruptBlobError,
+    CorruptStoreError,
+    MissingBlobError,
+    StoreFailedError,
+)
+from consortium.model import digest_of
+from consortium.store import files
+from consortium.store.cache import SqliteCache
+from consortium.store.files import FileBlobs, write_durably
+from consortium.store.sqlite import SqliteLog
+from consortium.testing.conformance import BLOB_CHECKS, CACHE_CHECKS, LOG_CHECKS
+
+
+class Fresh:
+    """Makes a new store at every call."""
+
+    def __init__(self, kind: Any, folder: Path) -> None:
+        self._kind, self._folder, self._count = kind, folder, 0
+
+    def __call__(self) -> Any:
+        self._count += 1
+        return self._kind(self._folder / f"store-{self._count}")
+
+
+@pytest.mark.parametrize("check", LOG_CHECKS, ids=lambda check: check.__name__)
+def test_log(check: Any, tmp_path: Path) -> None:
+    check(Fresh(SqliteLog, tmp_path))  # raises AssertionError with a sentence
+
+
+@pytest.mark.parametrize("check", BLOB_CHECKS, ids=lambda check: check.__name__)
+def test_blobs(check: Any, tmp_path: Path) -> None:
+    check(Fresh(FileBlobs, tmp_path))  # raises AssertionError with a sentence
+
+
+@pytest.mark.parametrize("check", CACHE_CHECKS, ids=lambda check: check.__name__)
+def test_cache(check: Any, tmp_path: Path) -> None:
+    check(Fresh(SqliteCache, tmp_path))  # raises AssertionError with a sentence
+
+
+# ---- the log ------------------------------------------------------------------------
+
+
+def test_what_was_appended_is_there_in_another_process(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [b"one"])
+    script = (
+        "import sys, pathlib; from consortium.store.sqlite import SqliteLog\n"
+        "log = SqliteLog(pathlib.Path(sys.argv[1])); print(list(log.read('a')))\n"
+        "log.append('a', 1, [b'two'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "log")], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[b'one']", done.stderr
+    assert list(log.read("a")) == [b"one", b"two"]
+    with pytest.raises(ConflictError):
+        log.append("a", 1, [b"lost"])
+    assert log.streams() == ["a"]
+    log.close()
+
+
+def test_follow_sees_what_another_writer_appends(tmp_path: Path) -> None:
+    log, other = SqliteLog(tmp_path / "log"), SqliteLog(tmp_path / "log")
+    writer = threading.Timer(0.1, lambda: other.append("a", 0, [b"x"]))
+    writer.start()
+    assert log.follow("a", 0, 5.0) == 1
+    writer.join()
+
+
+def test_waiting_appends_share_a_commit(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    commits: list[str] = []
+    log._connection.set_trace_callback(
+        lambda statement: commits.append(statement) if statement == "COMMIT" else None
+    )
+    log._writer.acquire()  # a commit is under way …
+    threads = [
+        threading.Thread(target=log.append, args=(f"s{number}", 0, [b"x"])) for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(log._queue) < 20:
+        time.sleep(0.001)
+    log._writer.release()  # … and all who came meanwhile go together
+    for thread in threads:
+        thread.join()
+    assert len(log.streams()) == 20
+    assert len(commits) == 1
+
+
+def test_a_large_stream_is_read_in_parts(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    records = [b"%d" % number for number in range(2500)]
+    log.append("a", 0, records)
+    assert list(log.read("a")) == records
+
+
+def test_a_missing_record_is_damage(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [b"one", b"two", b"three"])
+    with sqlite3.connect(tmp_path / "log") as connection:
+        connection.execute("DELETE FROM records WHERE position = 1")
+    with pytest.raises(CorruptStoreError, match="record 1 of a is missing"):
+        list(log.read("a", 1))
+    with pytest.raises(CorruptStoreError):
+        list(log.read("a"))
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"this is not a database, but it is long enough" * 100)
+    with pytest.raises(CorruptStoreError):
+        SqliteLog(tmp_path / "log")
+
+
+def test_a_damaged_page_is_found(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [bytes(3000)] * 50)
+    log.close()
+    data = bytearray((tmp_path / "log").read_bytes())
+    data[4096 * 3 : 4096 * 3 + 64] = b"\xff" * 64
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(CorruptStoreError):
+        SqliteLog(tmp_path / "log").check_integrity()
+
+
+def test_a_sound_log_passes_its_integrity_check(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [b"one"])
+    assert log.check_integrity() is None  # type: ignore[func-returns-value]
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    SqliteLog(tmp_path / "log").close()
+    with sqlite3.connect(tmp_path / "log") as connection:
+        connection.execute("PRAGMA user_version=7")
+    with pytest.raises(StoreFailedError, match="format 7"):
+        SqliteLog(tmp_path / "log")
+
+
+def test_a_disk_without_promises_is_refused() -> None:
+    with pytest.raises(StoreFailedError, match="cannot keep promises"):
+        SqliteLog(Path(":memory:"))
+
+
+def test_a_full_disk_is_a_clean_refusal_and_the_log_goes_on(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [b"one"])
+    pages = log._connection.execute("PRAGMA page_count").fetchone()[0]
+    log._connection.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StoreFailedError, match="full"):
+        log.append("a", 1, [bytes(100_000)])
+    log._connection.execute("PRAGMA max_page_count=1000000")
+    assert list(log.read("a")) == [b"one"]
+    assert log.append("a", 1, [b"two"]) == 2
+
+
+def test_a_record_that_cannot_be_written_is_rolled_back(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    with pytest.raises(StoreFailedError):
+        log.append("a", 0, [b"one", None])  # type: ignore[list-item]
+    assert list(log.read("a")) == []
+    assert log.append("a", 0, [b"one"]) == 1
+
+
+def test_a_commit_that_fails_is_not_acknowledged(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log._connection.close()
+    with pytest.raises((StoreFailedError, sqlite3.ProgrammingError)):
+        log.append("a", 0, [b"one"])
+
+
+# ---- blobs --------------------------------------------------------------------------
+
+
+def test_a_changed_blob_is_found(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    digest = blobs.put(b"some bytes")
+    path = tmp_path / "blobs" / digest.hex()[:2] / digest.hex()[2:]
+    path.write_bytes(b"some byteZ")
+    with pytest.raises(CorruptBlobError):
+        blobs.get(digest)
+    assert list(blobs.digests()) == [digest]
+
+
+def test_readers_change_nothing(tmp_path: Path) -> None:
+    digest = FileBlobs(tmp_path / "blobs").put(b"some bytes")
+    (tmp_path / "blobs" / "incoming" / "half").write_bytes(b"half")
+    blobs = FileBlobs.existing(tmp_path / "blobs")
+    assert blobs.get(digest) == b"some bytes"
+    assert (tmp_path / "blobs" / "incoming" / "half").exists()
+
+
+def test_a_start_removes_what_a_crash_left(tmp_path: Path) -> None:
+    FileBlobs(tmp_path / "blobs")
+    (tmp_path / "blobs" / "incoming" / "half").write_bytes(b"half")
+    FileBlobs(tmp_path / "blobs")
+    assert not (tmp_path / "blobs" / "incoming" / "half").exists()
+
+
+def test_a_file_of_another_name_is_found(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    (tmp_path / "blobs" / "ab" / "notes.txt").write_text("x")
+    with pytest.raises(CorruptBlobError):
+        list(blobs.digests())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_failed_write_leaves_nothing_behind(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+
+    def fail(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", fail)
+        with pytest.raises(StoreFailedError, match=os.strerror(number)):
+            blobs.put(b"some bytes")
+    assert not blobs.has(digest_of(b"some bytes"))
+    assert list((tmp_path / "blobs" / "incoming").iterdir()) == []
+    assert blobs.get(blobs.put(b"some bytes")) == b"some bytes"
+
+
+def test_a_missing_blob_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingBlobError, match="no blob 0707"):
+        FileBlobs(tmp_path / "blobs").get(Digest(bytes([7]) * 32))
+
+
+def test_a_small_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write_durably(tmp_path / "notes" / "a", b"one")
+    write_durably(tmp_path / "notes" / "a", b"two")
+    assert (tmp_path / "notes" / "a").read_bytes() == b"two"
+    assert len(list((tmp_path / "notes").iterdir())) == 1
+
+
+# ---- the cache ----------------------------------------------------------------------
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+    cache = SqliteCache(tmp_path / "cache")
+    cache.put("a", b"one")
+    cache.close()
+    (tmp_path / "cache").write_bytes(b"not a database at all, whatever its name" * 200)
+    again = SqliteCache(tmp_path / "cache")
+    assert again.get("a") is None
+    again.put("a", b"two")
+    assert again.get("a") == b"two"
+
+
+def test_a_cache_that_cannot_be_had_does_without(tmp_path: Path) -> None:
+    cache = SqliteCache(tmp_path / "nowhere" / "cache")
+    cache.put("a", b"one")
+    assert cache.get("a") in (b"one", None)
+    cache.close()
+    assert cache.get("a") is None
+    assert cache.put("a", b"one") is None  # type: ignore[func-returns-value]
