@@ -96,6 +96,25 @@ def test_dropout_is_seen_in_the_table(study: Path) -> None:
     assert any(int(count) for count in dropped)
 
 
+def test_a_site_can_be_away_by_name(study: Path) -> None:
+    done = run("simulate", "consortium.toml", "--rounds", "3", "--away", "north:2", cwd=study)
+    assert [line.split()[3] for line in done.stdout.splitlines()[1:4]] == ["0", "1", "0"]
+    for wrong in ("nobody:2", "north", "north:x"):
+        done = run("simulate", "consortium.toml", "--away", wrong, cwd=study)
+        assert (done.returncode, "NAME:ROUNDS" in done.stderr) == (3, True)
+
+
+def test_a_run_on_a_directory_can_be_run_again(study: Path) -> None:
+    arguments = ("simulate", "consortium.toml", "--seed", "5", "--rounds", "2", "--data", "kept")
+    first = run(*arguments, cwd=study)
+    again = run(*arguments, cwd=study)
+    assert first.returncode == again.returncode == 0
+    assert first.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
+    other = run(*arguments[:4], "--rounds", "3", "--data", "kept", cwd=study)
+    assert "another plan or task" in other.stderr
+    assert run("audit", "verify", "kept", cwd=study).returncode == 0
+
+
 def test_no_completed_round_is_exit_8(study: Path) -> None:
     done = run(
         "simulate", "consortium.toml", "--seed", "1", "--dropout", "1", "--rounds", "2", cwd=study
@@ -210,17 +229,21 @@ def test_explain_takes_what_people_paste() -> None:
     assert "consortium explain E0303" in done.stderr
 
 
-def test_the_demo_compares_alone_and_together(tmp_path: Path) -> None:
+def test_the_demo_is_killed_goes_on_and_is_audited(tmp_path: Path) -> None:
     done = run("demo", "--folder", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr
-    rounds = [line.split() for line in done.stdout.splitlines()[1:9]]
-    dropped = [int(line[3]) for line in rounds]
-    assert dropped == [0, 0, 1, 1, 0, 0, 0, 0]
-    sites = [line.split() for line in done.stdout.splitlines() if line.startswith("site-")]
+    lines = done.stdout.splitlines()
+    rounds = [line.split() for line in lines if line.endswith("accepted")]
+    assert [int(row[0]) for row in rounds] == list(range(1, 9))
+    assert [int(row[3]) for row in rounds] == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert "killed (kill -9); round 5 is" in done.stderr
+    assert "the same model, bit for bit, as an uninterrupted run gives" in lines
+    sites = [line.split() for line in lines if line.startswith("site-")]
     assert len(sites) == 5
     together = float(sites[0][-1])
     assert together > 0.95
     assert all(float(site[2]) <= together for site in sites)
+    assert lines[-1].startswith("audit: ok, ")
     assert (tmp_path / "demo" / "consortium.toml").exists()
 
 

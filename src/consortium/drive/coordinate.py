@@ -6,6 +6,7 @@ before the checkpoint over it, the checkpoint before the reply that shows it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -107,12 +108,10 @@ class Coordinator:
         length = log.follow(stream, 0, timeout_s=0.0)
         if note in log.read(stream, max(0, length - 1)):
             return
-        try:
-            log.append(stream, length, [note])
-        except ConflictError:
-            return  # another coordinator has just kept one
         # Beside the database too: a log that lost its end would lose its checkpoints with it.
         self._directory.keep_newest(self._stream, note)
+        with suppress(ConflictError):  # another coordinator has just kept one
+            log.append(stream, length, [note])
 
     def proof(self, index: int) -> Proof:
         """That fact `index` is in the log, for its holder to keep and verify alone."""

@@ -43,7 +43,7 @@ class DataDirectory:
         keys = self.path / "keys"
         made = [folder for folder in self.path.parents if not folder.exists()]
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for leftover in keys.glob(f"*{_NEW_SUFFIX}"):
+        for leftover in self.path.glob(f"*/*{_NEW_SUFFIX}"):
             leftover.unlink()
         # Also what was there: the process that made it may have died before it forced it.
         sync_folder(keys)

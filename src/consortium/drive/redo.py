@@ -29,7 +29,7 @@ class Redo:
         try:
             match fact:
                 case f.PlanAdopted():
-                    self._adopt(fact)
+                    return self._adopt(fact)
                 case f.ModelInstalled() | f.ModelPublished():
                     self._present_hands().model(fact.model)
                 case f.UpdateAccepted() | f.UpdateRejected():
@@ -42,12 +42,15 @@ class Redo:
             return error.message
         return None
 
-    def _adopt(self, fact: f.PlanAdopted) -> None:
+    def _adopt(self, fact: f.PlanAdopted) -> str | None:
         plan = Plan.from_canonical(self._blobs.get(fact.plan))
         layout = Layout.from_canonical(self._blobs.get(fact.layout))
         self._hands = CoordinatorHands(
             layout, plan.strategy, _Forgetful(self._blobs), ManualClock(), lambda _: b""
         )
+        if plan.terms(fact.terms.metrics) != fact.terms:
+            return "its terms are not those of the plan that it names"
+        return None
 
     def _present_hands(self) -> CoordinatorHands:
         assert self._hands is not None, "a legal log adopts a plan before it has a model"

@@ -27,6 +27,7 @@ _FORMAT = 1  # PRAGMA user_version
 _BUSY_S = 30.0
 _POLL_S = 0.05  # how soon `follow` sees what another process appended
 _READ_ROWS = 1000
+_DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 
 
 class _Request:
@@ -161,6 +162,8 @@ class SqliteLog:
             if [position for position, _ in rows] != list(range(at, at + len(rows))) or not rows:
                 raise CorruptStoreError(f"{self._path}: record {at} of {stream} is missing")
             for _, record in rows:
+                if not isinstance(record, bytes):
+                    raise CorruptStoreError(f"{self._path}: a record of {stream} is not bytes")
                 yield record
             at += len(rows)
 
@@ -202,7 +205,9 @@ class SqliteLog:
     def _length(connection: sqlite3.Connection, stream: str) -> int:
         query = "SELECT max(position) FROM records WHERE stream = ?"
         last = connection.execute(query, (stream,)).fetchone()[0]
-        return 0 if last is None else int(last) + 1
+        if last is not None and not isinstance(last, int):
+            raise CorruptStoreError(f"a position of {stream} is not a number")
+        return 0 if last is None else last + 1
 
 
 @contextmanager
@@ -210,8 +215,10 @@ def _failures(path: Path) -> Iterator[None]:
     """SQLite's errors as ours: a file that is not a database, or a disk that failed."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        if name.startswith(_DAMAGE):
             raise CorruptStoreError(f"{path} is damaged: {error}") from None
         raise StoreFailedError(f"{path}: {error}") from None
+    except UnicodeDecodeError:  # a name or a message out of a damaged schema
+        raise CorruptStoreError(f"{path} is damaged: it has text that is not text") from None

@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from consortium.errors import StoreFailedError
 from consortium.testing.crash_check import wrong_end, wrong_inside
 from consortium.testing.crash_plants import PLANTS
 from consortium.testing.warm import Job, Outcome, run_jobs, run_warm, scratch, serve
 
+MODULE = "consortium.testing.crash"
 CALLS = (
     "write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
     "ftruncate,fallocate"
@@ -79,9 +79,8 @@ def break_at(job: Job) -> Job:
     with scratch() as name:
         folder = Path(name)
         directory, acks = folder / "data", folder / "acks"
-        arguments = [str(directory), "--acks", str(acks), "--plant", job["plant"]]
-        if not job["plant"]:
-            arguments = arguments[:3]
+        arguments = [str(directory), "--acks", str(acks)]
+        arguments += ["--plant", job["plant"]] if job["plant"] else []
         tracing = ["-e", f"trace={CALLS}"]
         for injection in job["injections"]:
             tracing += ["-e", injection]
@@ -106,23 +105,27 @@ def _wrong_break(broken: Outcome, is_killed: bool) -> Iterator[str]:
 # ---- all points ---------------------------------------------------------------------
 
 
-def reference_run(plant: str = "") -> tuple[list[str], dict[str, Any]]:
-    """(names of the durable calls, summary) of a run that is not interrupted."""
+def refer(job: Job) -> Job:
+    """The names of the durable calls and the summary of a run that is left alone."""
     with scratch() as name:
         folder = Path(name)
         arguments = [str(folder / "data"), "--acks", str(folder / "acks")]
-        arguments += ["--plant", plant] if plant else []
+        arguments += ["--plant", job["plant"]] if job["plant"] else []
         outcome = run_warm(arguments, folder, ["-e", f"trace={CALLS}"])
         if outcome.code != 0:
             raise RuntimeError(f"the scenario itself fails: {outcome.err}")
-        return _CALL.findall((folder / "trace").read_text()), json.loads(outcome.out)
+        calls = _CALL.findall((folder / "trace").read_text())
+        return {"calls": calls, "summary": json.loads(outcome.out)}
 
 
-def jobs_of(
-    campaign: Campaign, calls: list[str], reference: Job, plant: str
-) -> Iterator[Job]:
+def handle(job: Job) -> Job:
+    return refer(job) if job["do"] == "refer" else break_at(job)
+
+
+def jobs_of(campaign: Campaign, calls: list[str], reference: Job, plant: str) -> Iterator[Job]:
     for point in range(0, len(calls), campaign.every):
         yield {
+            "do": "break",
             "point": point,
             "call": calls[point],
             "injections": campaign.injections(calls, point),
@@ -135,10 +138,11 @@ def jobs_of(
 
 def run_campaign(campaign: Campaign, plant: str, workers: int) -> list[str]:
     """The violations of one campaign, after a line that tells its figures."""
-    calls, reference = reference_run(plant)
+    [referred] = run_jobs(MODULE, [{"do": "refer", "plant": plant}], 1)
+    calls, reference = referred["calls"], referred["summary"]
     jobs = jobs_of(campaign, calls, reference, plant)
     started = time.monotonic()
-    results = list(run_jobs("consortium.testing.crash", jobs, workers))
+    results = list(run_jobs(MODULE, jobs, workers))
     violations = [
         f"{campaign.name} at {result['point']} ({result['call']}): {wrong}"
         for result in results
@@ -155,7 +159,7 @@ def run_campaign(campaign: Campaign, plant: str, workers: int) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="consortium.testing.crash")
+    parser = argparse.ArgumentParser(prog=MODULE)
     parser.add_argument("--kill-every", type=int, default=1, help="points; 0: no kills")
     parser.add_argument("--error-every", type=int, default=1, help="points; 0: no errors")
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a bug to find")
@@ -163,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--serve", action="store_true", help="be a worker")
     options = parser.parse_args(arguments)
     if options.serve:
-        serve(break_at)
+        serve(handle)
         return 0
     print("campaign               points  runs  broken  seconds points/s violations")
     violations = []

@@ -36,7 +36,7 @@ from consortium.testing.world_faults import (
 from consortium.testing.world_wire import About, Ask, Failing, Reply, Request, Scores, Send
 
 if TYPE_CHECKING:
-    from consortium.testing.world import World
+    from consortium.testing.world import Site, World
 
 STREAM = "f"
 
@@ -100,7 +100,6 @@ class CoordinatorPlayer:
         self.blobs = FaultyBlobs(world.blobs, world.faults)
         self.log = FaultyLog(world.log, world, self)
         self.is_paused = False
-        self.is_busy = False  # it is in the middle of something, and somebody else acts
         self.running: Coordinator | None = None
         self.hands: Hands | None = None
 
@@ -125,7 +124,7 @@ class CoordinatorPlayer:
 
     # ---- requests -------------------------------------------------------------------
 
-    def receive(self, request: Request) -> None:
+    def receive(self, request: Request, sender: Site) -> None:
         """Answer, or do not: whoever has lost a reply asks again."""
         if self.world.faults.strikes("coordinator crash before a commit", CRASH_ON_ARRIVAL):
             raise Crash(self)
@@ -133,7 +132,7 @@ class CoordinatorPlayer:
             reply = self.answer(request)
         except StoreError:
             return  # over HTTP: 503, try again
-        self.world.reply(self, request, reply)
+        self.world.reply(self, sender, reply)
 
     def answer(self, request: Request) -> Reply:
         item: i.Input | None = None
@@ -225,11 +224,13 @@ class CoordinatorPlayer:
     def work(self) -> bool:
         """Perform the first duty that is due; whether it brought anything new."""
         assert self.hands is not None
+        driver = self.coordinator().driver
+        before = driver.position
         try:
             facts = self.coordinator().work(self.hands)
         except StoreError:
             return False
-        if not facts:
+        if driver.position == before:
             self.world.watch.rests(self)
         return bool(facts)
 

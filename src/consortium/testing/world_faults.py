@@ -17,7 +17,7 @@ from consortium.errors import StoreFailedError
 from consortium.store.memory import MemoryBlobs, MemoryLog
 
 # Faults of one kind among all chances for it, before the setting's intensity.
-LOST, DOUBLED, DELAYED = 0.07, 0.07, 0.08
+LOST, DOUBLED, DELAYED = 0.1, 0.1, 0.1
 CRASH_INSIDE, CRASH_AFTER = 0.012, 0.015
 UNKNOWN_WRITTEN, UNKNOWN_NOT_WRITTEN = 0.02, 0.015
 CRASH_ON_ARRIVAL = 0.006

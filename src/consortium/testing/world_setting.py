@@ -42,7 +42,7 @@ def draw_setting(rng: Random, terms: Terms | None, sites: int | None) -> Setting
         sites=count,
         has_hostile=rng.random() < 0.5,
         intensity=rng.choice(_INTENSITIES),
-        steps=rng.randrange(200, 420),
+        steps=rng.randrange(350, 700),
         orders=rng.choice((0, 1, 2, 4)),
         backup=rng.choice(("", "", "", "", "", "", "undone", "undone", "kept")),
     )

@@ -78,7 +78,8 @@ class SitePlayer:
         self.spool = MemoryBlobs()
         self.proofs: list[Proof] = []
         self.sent: dict[int, set[Digest]] = {}  # round → what ever left the site
-        self.forgot_since = 0  # rounds from here on may be trained again: a backup was put back
+        # From this round on it may train again: an old backup of its log was put back.
+        self.forgot_since: int | None = None
         self.life = 0  # processes so far
         self.alarm: str = ""
         self._begin()
@@ -99,10 +100,10 @@ class SitePlayer:
 
     def restore(self, length: int) -> None:
         """An old backup of the site's log is put back."""
-        self.forgot_since = min(self.forgot_since or self.state.round, self.state.round)
         del self.records[length:]
         self._begin()
-        self.forgot_since = min(self.forgot_since, self.state.round)
+        known = self.state.round
+        self.forgot_since = known if self.forgot_since is None else min(self.forgot_since, known)
 
     # ---- persist, then act ----------------------------------------------------------
 
@@ -159,9 +160,13 @@ class SitePlayer:
                 self.send(About(self._report()) if is_report else Ask(self.state.seen_size))
 
     def send(self, body: Body, work: p.SiteWork | None = None) -> None:
+        self.world.send(self, self.request(body, work))
+
+    def request(self, body: Body, work: p.SiteWork | None = None) -> Request:
+        """A request whose reply is awaited from now on."""
         request = Request(self.world.next_id(), self.seat, self.key, self.clock.now_ms(), body)
         self._waiting = _Outstanding(request.id, body, work, self.world.now_ms)
-        self.world.send(self, request)
+        return request
 
     def _report(self) -> tuple[tuple[str, bool | str], ...]:
         is_ready = self.world.faults.is_quiet or self.world.rng.random() < 0.85
@@ -216,8 +221,6 @@ class SitePlayer:
                 self._asked(reply)
         elif waiting.work is not None:
             self._answered(waiting.work, reply)
-        else:
-            self.world.watch.reported(self, waiting.body, reply)
 
     def _asked(self, reply: Reply) -> None:
         assert reply.offer is not None
@@ -227,6 +230,7 @@ class SitePlayer:
         except WitnessError as error:
             self.alarm = error.message
             self.world.trace(f"site {self.seat}: ALARM, {error.message}")
+            self.world.watch.alarmed(self)
             return
         except WrongRoundError:
             return
