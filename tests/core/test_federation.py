@@ -63,6 +63,21 @@ def test_adopting_the_same_plan_again_changes_nothing() -> None:
     assert kinds(world.adopt(replace(TERMS, rounds=7), "plan 2")) == [f.PlanAdopted]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"judged_by": "auroc"},
+        {"stop_below": 0.1},
+        {"quorum": 0},
+        {"wait_for": 2},
+        {"gate_window": 0},
+    ],
+)
+def test_terms_that_the_core_cannot_work_with_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be"):
+        founded().adopt(replace(TERMS, **change))
+
+
 def test_plan_whose_rounds_have_all_been_run_is_refused() -> None:
     world = training()
     world.give(i.CancelRound(1, START_MS))

@@ -13,8 +13,9 @@ from consortium.core import inputs as i
 from consortium.core import legal as legal_module
 from consortium.core import participant as p
 from consortium.core import site_facts as s
-from consortium.core.federation import _FEDERATION_RULES, _OWED, _ROUND_RULES, is_legal
+from consortium.core.federation import _FEDERATION_RULES, _ROUND_RULES, is_legal
 from consortium.core.legal import why_illegal
+from consortium.core.owing import _OWED
 from consortium.core.tables import (
     FEDERATION,
     FINAL_STEPS,

@@ -21,7 +21,7 @@ from consortium.errors import (
     UnauthorizedClientError,
 )
 
-from .small import JUDGED, START_MS, TERMS, World, digest, evaluating, ready, summing, training
+from .small import JUDGED, START_MS, World, digest, evaluating, ready, summing, training
 
 
 def kinds(facts: tuple[Any, ...]) -> list[type[Any]]:
@@ -327,9 +327,12 @@ def test_candidate_that_was_not_accepted_does_not_stop_the_federation() -> None:
     assert _finish(_next(world, 1.0, f.Outcome.UNJUDGED)) is None
 
 
-def test_without_evaluation_no_loss_is_low() -> None:
-    world = summing(terms=replace(TERMS, stop_below=0.05))
-    assert _finish(world.finish_round()) is None
+def test_without_evaluations_no_loss_is_low() -> None:
+    world = evaluating(terms=replace(JUDGED, is_gated=False, stop_below=0.05))
+    world.tick(world.round.evaluate_by_ms + 1)
+    world.judge()
+    world.release()
+    assert world.state.finished is None
 
 
 def test_federation_stops_after_too_many_rounds_without_improvement() -> None:

@@ -22,9 +22,7 @@ from consortium.errors import AuditError, SiteDataError, TaskResultError
 
 if TYPE_CHECKING:
     from consortium.core.state import Federation
-    from consortium.drive.engine import SimulatedSite
-    from consortium.plan import Plan
-    from consortium.task import Task
+    from consortium.drive.study import Study
 
 # Unequal, as hospitals are.
 _SHARES = {"site-1": 0.42, "site-2": 0.28, "site-3": 0.16, "site-4": 0.09, "site-5": 0.05}
@@ -52,11 +50,11 @@ def demo(
 
 
 def _demo(folder: Path) -> None:
-    from consortium.cli.simulate import load_study
+    from consortium.drive.study import load_study
     from consortium.drive.verify import verify_directory
 
     write_study(folder, _records(), _CHANGES)
-    plan, task, sites, _ = load_study(folder / "consortium.toml")
+    study = load_study(folder / "consortium.toml")
     say("569 breast-cancer records (scikit-learn) at five sites; site-3 is away in rounds 3 and 4.")
     say("The records stay at their sites; updates, weights and metric sums travel.\n")
     _coordinate(folder, kill_in_round=5)
@@ -64,8 +62,8 @@ def _demo(folder: Path) -> None:
     step = state.round.step.name if state.round else "not open"
     say(f"\n-- the coordinator was killed (kill -9); round 5 is {step}. It starts again. --\n")
     _coordinate(folder)
-    _same_as_uninterrupted(folder, plan, task, sites)
-    told = _compare(folder, plan, task, sites)
+    _same_as_uninterrupted(folder, study)
+    told = _compare(folder, study)
     audit = verify_directory(folder / "coordinator")
     if not audit.is_clean:
         raise AuditError(f"{audit.findings[0].where}: {audit.findings[0].what}")
@@ -102,14 +100,12 @@ def _relay(process: subprocess.Popen[str], kill_in_round: int | None) -> None:
         raise TaskResultError(f"the coordinator failed: {process.stderr.read().strip()}")
 
 
-def _same_as_uninterrupted(
-    folder: Path, plan: Plan, task: Task, sites: list[SimulatedSite]
-) -> None:
+def _same_as_uninterrupted(folder: Path, study: Study) -> None:
     """The same study in this process, with nobody killed, must give the same bytes."""
     from consortium.drive.simulate import Options, simulate
 
     options = Options(drops=lambda number, site: (site, number) in {("site-3", 3), ("site-3", 4)})
-    calm = simulate(task, plan, sites, seed=_SEED, options=options)
+    calm = simulate(study.task, study.plan, study.sites, seed=_SEED, options=options)
     state = _folded(folder)
     if calm.model_digest != state.versions[state.current].model:
         raise AuditError("the killed run gave another model than an uninterrupted one")
@@ -129,9 +125,7 @@ def _folded(folder: Path) -> Federation:
     return state
 
 
-def _compare(
-    folder: Path, plan: Plan, task: Task, sites: list[SimulatedSite]
-) -> dict[str, dict[str, float]]:
+def _compare(folder: Path, study: Study) -> dict[str, dict[str, float]]:
     """Accuracy of each site's own model and of the common one, at home and everywhere."""
     from consortium.core.ids import Seat
     from consortium.drive.alone import mean_metric, train_alone
@@ -139,11 +133,12 @@ def _compare(
     from consortium.model import load_model
     from consortium.store.files import FileBlobs
 
+    task, sites = study.task, study.sites
     layout, start = first_model(task, _SEED)
     state = _folded(folder)
     blobs = FileBlobs.existing(folder / "coordinator" / "blobs")
     together = load_model(layout, blobs.get(state.versions[state.current].model))
-    engine = LoopEngine(task, layout, sites, plan.training, _SEED)
+    engine = LoopEngine(task, layout, sites, study.plan.training, _SEED)
     index = [metric.name for metric in task.metrics].index("accuracy")
     everywhere = [Seat(number) for number in range(1, len(sites) + 1)]
     told = {}

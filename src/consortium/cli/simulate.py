@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,20 +13,16 @@ import typer
 from consortium.cli.report import command, data, envelope, say
 from consortium.errors import (
     InsufficientParticipantsError,
-    PlanFileError,
-    TaskEntryError,
     WrongTypeError,
 )
 
 if TYPE_CHECKING:
-    from consortium.core.ids import Digest
-    from consortium.core.terms import Metric
     from consortium.drive.directory import DataDirectory
     from consortium.drive.engine import SimulatedSite
     from consortium.drive.history import RoundRecord
     from consortium.drive.simulate import Run
     from consortium.plan import Plan
-    from consortium.task import Site, Task
+    from consortium.task import Task
 
 
 @command
@@ -57,10 +51,11 @@ def simulate(
     """Run a plan here, with every site in this process."""
     from consortium.drive.run_folder import RunFolder
     from consortium.drive.simulate import check_study
+    from consortium.drive.study import Paced, load_study
 
-    plan, task, sites, task_hash = load_study(plan_file)
-    if rounds is not None:
-        plan = _with_rounds(plan, rounds)
+    study = load_study(plan_file)
+    plan = study.plan if rounds is None else _with_rounds(study.plan, rounds)
+    task, sites = study.task, study.sites
     check_study(task, plan, sites)
     seed = secrets.randbits(32) if seed is None else seed
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
@@ -71,10 +66,10 @@ def simulate(
     options = {
         "record": record,
         "drops": _drops(dropout, _away(away or [], sites), seed),
-        "task_hash": task_hash,
+        "task_hash": study.task_hash,
         "directory": _directory(directory),
     }
-    slow = _Paced(task, pace) if pace else task
+    slow = Paced(task, pace) if pace else task
     run = watch(slow, plan, sites, seed=seed, options=options, on_round=folder.add_round)
     told = folder.finish(run)
     data(f"\nmodel {run.model_digest.hex()}")
@@ -82,15 +77,6 @@ def simulate(
     if told["failed_rounds"] == told["rounds"]:
         raise InsufficientParticipantsError("no round completed")
     envelope("simulate", {**told, "folder": str(folder.path)})
-
-
-def load_study(plan_file: Path) -> tuple[Plan, Task, list[SimulatedSite], Digest]:
-    """Plan, task, sites and the task's hash: all that a plan file leads to."""
-    from consortium.plan import read_plan
-
-    plan = read_plan(plan_file)
-    task, task_hash = _task(plan, plan_file.parent)
-    return plan, task, _sites(plan, plan_file.parent), task_hash
 
 
 def watch(
@@ -126,40 +112,6 @@ def _with_rounds(plan: Plan, rounds: int) -> Plan:
         raise WrongTypeError("--rounds is at least 1")
     federation = plan.federation.model_copy(update={"rounds": rounds})
     return plan.model_copy(update={"federation": federation})
-
-
-def _task(plan: Plan, folder: Path) -> tuple[Task, Digest]:
-    """The plan's task and the hash that a site would approve."""
-    from consortium.bundle import make_bundle
-    from consortium.drive.engine import first_model
-    from consortium.task import load_task
-
-    entry = plan.task.entry
-    if not entry:
-        raise TaskEntryError("the plan names no task")
-    task = load_task(entry, folder)
-    bundle = make_bundle(folder, [entry.partition(":")[0], *plan.task.files])
-    layout, _ = first_model(task, seed=0)
-    return task, bundle.task_hash(layout, entry, task.metrics)
-
-
-def _sites(plan: Plan, folder: Path) -> list[SimulatedSite]:
-    """One site a file that matches the plan's pattern, in the order of their names."""
-    from consortium.drive.engine import SimulatedSite
-
-    pattern = plan.federation.sites
-    if pattern is None:
-        raise PlanFileError(
-            "the plan does not say where the sites' data is",
-            hint='add sites = "data/*.csv" to [federation]: one file, one site',
-        )
-    paths = sorted(Path(found) for found in glob.glob(str(folder / pattern)))
-    names = [path.stem for path in paths]
-    if not paths:
-        raise PlanFileError(f"no file matches {folder / pattern}", hint="one file, one site")
-    if len(set(names)) != len(names):
-        raise PlanFileError("two data files have the same name, and so would their sites")
-    return [SimulatedSite(name, path) for name, path in zip(names, paths, strict=True)]
 
 
 def _drops(
@@ -200,25 +152,3 @@ def _directory(path: Path | None) -> DataDirectory | None:
     from consortium.drive.directory import DataDirectory
 
     return DataDirectory(path)
-
-
-@dataclass(frozen=True, slots=True)
-class _Paced:
-    """A task that waits before it trains, so that one can watch it, or kill it."""
-
-    task: Task
-    pace_s: float
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.task.metrics
-
-    def start(self, rng: Any) -> Any:
-        return self.task.start(rng)
-
-    def train(self, site: Site, shared: dict[str, Any]) -> Any:
-        time.sleep(self.pace_s)
-        return self.task.train(site, shared)
-
-    def evaluate(self, site: Site, shared: dict[str, Any]) -> Any:
-        return self.task.evaluate(site, shared)

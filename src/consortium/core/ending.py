@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from consortium.core import facts as f
 from consortium.core.state import Round
-from consortium.core.terms import Terms
+from consortium.core.terms import LOSS, Terms
 
 Facts = tuple[f.Fact, ...]
-
-# The metric that `stop_below` speaks of; always better when lower.
-LOSS = "loss"
 
 
 def fail(open_round: Round, terms: Terms, reason: f.RoundEnd, now_ms: int) -> Facts:

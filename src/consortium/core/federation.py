@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from consortium.core import duties as d
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
@@ -22,17 +21,14 @@ from consortium.core.ending import Facts, fail
 from consortium.core.evolve import evolve, replay
 from consortium.core.ids import Seat
 from consortium.core.legal import is_legal
+from consortium.core.owing import owed, owed_by, why_not_open
 from consortium.core.roster import MAX_COHORT, MAX_REPORT, SEEN_GRAIN_MS, is_reportable
-from consortium.core.state import Federation, Round
+from consortium.core.state import Federation
 from consortium.core.tables import Standing, Step
 from consortium.core.terms import Terms
 from consortium.errors import (
-    FederationOverError,
-    InsufficientParticipantsError,
     InvalidInputError,
     NoModelError,
-    OnHoldError,
-    Refusal,
     RoundOpenError,
     UnauthorizedClientError,
     UnknownVersionError,
@@ -79,6 +75,8 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
         item.terms,
     ):
         return ()
+    if not item.terms.are_sound():
+        raise InvalidInputError("the plan's terms name a metric or a quorum that cannot be")
     if item.terms.rounds <= state.last_number:
         raise WrongPhaseError(
             f"the plan is for {item.terms.rounds} rounds, and {state.last_number} have been run",
@@ -221,7 +219,7 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
         return ()
     if open_round is None:
         is_due = item.now_ms >= state.next_due_ms
-        return _opening(state, item.now_ms) if is_due and _why_not_open(state) is None else ()
+        return _opening(state, item.now_ms) if is_due and why_not_open(state) is None else ()
     if open_round.step is Step.SELECTING:
         return rounds.select(state, terms, open_round, item.now_ms)
     if open_round.step is Step.TRAINING:
@@ -233,26 +231,10 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
 
 def _open_round(state: Federation, item: i.OpenRound) -> Facts:
     """The lead asks for a round now, whatever the cadence."""
-    refusal = _why_not_open(state)
+    refusal = why_not_open(state)
     if refusal is not None:
         raise refusal
     return _opening(state, item.now_ms)
-
-
-def _why_not_open(state: Federation) -> Refusal | None:
-    if state.round is not None:
-        return RoundOpenError(f"round {state.round.number} is open")
-    if state.terms is None or not state.versions:
-        return NoModelError("a round needs a plan and a model to start from")
-    if state.finished is not None:
-        return FederationOverError(f"the federation has finished: {state.finished.name}")
-    if state.is_held:
-        return OnHoldError("the federation is on hold")
-    if len(state.roster) < state.terms.wait_for:
-        return InsufficientParticipantsError(
-            f"{len(state.roster)} sites have joined; a round needs {state.terms.wait_for}"
-        )
-    return None
 
 
 def _opening(state: Federation, now_ms: int) -> Facts:
@@ -285,106 +267,6 @@ def _fail(state: Federation, terms: Terms, item: i.Fail) -> Facts:
     return rounds.drop(state, terms, item)
 
 
-# ---- duties -------------------------------------------------------------------------
-
-
-def owed(state: Federation) -> tuple[d.Duty, ...]:
-    """What the coordinator must be doing now. Costs what is open, not what ever was."""
-    open_round = state.round
-    if open_round is None:
-        return () if _why_not_open(state) else (d.WakeAt(state.next_due_ms),)
-    assert state.terms is not None
-    return _OWED[open_round.step](state, state.terms, open_round)
-
-
-def _owe_draw(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    return (d.Draw(open_round.number),)
-
-
-def _owe_waiting(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    return (d.WakeAt(open_round.deadline_ms + 1),)
-
-
-def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    wake = d.WakeAt(open_round.deadline_ms + 1)
-    if not open_round.unchecked:
-        return (wake,)
-    checks = tuple(
-        d.Check(open_round.number, seat, open_round.submitted[seat])
-        for seat in open_round.unchecked
-    )
-    return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
-
-
-def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    ranks, submitted = open_round.invited, open_round.submitted
-    updates = sorted(
-        (ranks[seat], submitted[seat]) for seat in open_round.members if seat in submitted
-    )
-    partials = sorted(
-        (min(ranks[seat] for seat in seats), weight, partial)
-        for seats, weight, partial in open_round.partials
-    )
-    return (
-        d.Aggregate(
-            open_round.number,
-            len(open_round.members),
-            open_round.base,
-            open_round.server_state,
-            tuple(updates),
-            tuple(partials),
-        ),
-    )
-
-
-def _owe_evaluation(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    return (d.WakeAt(open_round.evaluate_by_ms + 1),)
-
-
-def _owe_verdict(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    assert open_round.model is not None
-    _, candidate, base = verdict.means(open_round)
-    return (
-        d.Judge(
-            open_round.number,
-            open_round.model,
-            open_round.evaluation_count,
-            candidate,
-            base,
-            tuple(state.scores),
-        ),
-    )
-
-
-def _owe_release(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
-    assert open_round.model is not None
-    return (d.Release(open_round.number, open_round.model),)
-
-
-def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
-    """What the site is asked for when it comes to ask: to train, to evaluate, or nothing."""
-    open_round = state.round
-    if open_round is None or seat not in state.roster:
-        return None
-    if seat in open_round.waiting and open_round.step is Step.TRAINING:
-        assert state.plan is not None and state.task is not None
-        return d.Train(
-            open_round.number,
-            seat,
-            open_round.base,
-            state.plan,
-            state.task,
-            open_round.deadline_ms,
-            open_round.invited[seat] >= open_round.first_backup,
-        )
-    if seat in open_round.unheard:
-        assert open_round.model is not None
-        return d.Evaluate(
-            open_round.number, seat, open_round.model, open_round.base, open_round.evaluate_by_ms
-        )
-    return None
-
-
 _FEDERATION_RULES: dict[type[Any], Callable[[Federation, Any], Facts]] = {
     i.Found: _found,
     i.AdoptPlan: _adopt,
@@ -415,14 +297,4 @@ _ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {
     i.ScoredCohort: verdict.score_cohort,
     i.Verdict: verdict.judge,
     i.Released: verdict.release,
-}
-
-_OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
-    Step.INITIALIZED: _owe_draw,
-    Step.SELECTING: _owe_waiting,
-    Step.TRAINING: _owe_checks,
-    Step.SUMMING: _owe_sum,
-    Step.EVALUATING: _owe_evaluation,
-    Step.JUDGING: _owe_verdict,
-    Step.RELEASING: _owe_release,
 }

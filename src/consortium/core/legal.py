@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from consortium.core import facts as f
-from consortium.core.ending import LOSS
 from consortium.core.ids import Seat
 from consortium.core.state import Federation, Round
 from consortium.core.tables import FEDERATION, ROUND, Step
-from consortium.core.terms import Terms
 from consortium.core.verdict import means
 
 _ANY_TIME = frozenset(
@@ -59,15 +57,6 @@ def _next_version(state: Federation) -> int:
     return max(state.versions) + 1 if state.versions else 0
 
 
-def _are_sound(terms: Terms) -> bool:
-    """Whether the core can work with these terms: what they name is there."""
-    names = {metric.name for metric in terms.metrics}
-    wanted = {terms.judged_by} if terms.judged_by else set()
-    if terms.stop_below is not None:
-        wanted.add(LOSS)
-    return wanted <= names and 0 < terms.quorum <= terms.wait_for and terms.gate_window > 0
-
-
 def _opened(state: Federation, fact: f.RoundOpened) -> bool:
     base = state.versions.get(state.current)
     return (
@@ -82,7 +71,7 @@ def _opened(state: Federation, fact: f.RoundOpened) -> bool:
 
 _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFounded: lambda state, fact: not state.id and bool(fact.federation),
-    f.PlanAdopted: lambda state, fact: bool(state.id) and _are_sound(fact.terms),
+    f.PlanAdopted: lambda state, fact: bool(state.id) and fact.terms.are_sound(),
     f.ModelInstalled: lambda state, fact: fact.version == _next_version(state),
     f.SiteAdmitted: lambda state, fact: (
         fact.seat == state.roster.next_seat and fact.site not in state.roster.seat_of

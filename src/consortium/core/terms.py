@@ -16,6 +16,9 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
+# The metric that `stop_below` speaks of; always better when lower.
+LOSS = "loss"
+
 ReportValue = bool | int | float | str
 
 
@@ -99,6 +102,14 @@ class Terms:
     @property
     def has_evaluation(self) -> bool:
         return bool(self.judged_by)
+
+    def are_sound(self) -> bool:
+        """Whether the core can work with these terms: what they name is there."""
+        names = {metric.name for metric in self.metrics}
+        wanted = {self.judged_by} if self.judged_by else set()
+        if self.stop_below is not None:
+            wanted.add(LOSS)
+        return wanted <= names and 0 < self.quorum <= self.wait_for and self.gate_window > 0
 
     def metric_index(self, name: str) -> int:
         """Where `name` stands in the tuples of sums that members report."""

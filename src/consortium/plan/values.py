@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from consortium.core.ending import LOSS
 from consortium.core.ids import Digest
-from consortium.core.terms import PPM, Close, Condition, Metric, Selection, Terms
+from consortium.core.terms import LOSS, PPM, Close, Condition, Metric, Selection, Terms
 from consortium.errors import ImpossiblePlanError, WrongTypeError
 from consortium.model import digest_of
 from consortium.plan.check import guarantees, problems

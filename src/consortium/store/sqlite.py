@@ -57,6 +57,7 @@ class SqliteLog:
         with _failures(path):
             self._connection = self._connect()
             self._prepare(synchronous)
+            self._force()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -87,6 +88,12 @@ class SqliteLog:
             run(_SCHEMA)
             run(f"PRAGMA user_version={_FORMAT}")
             run("COMMIT")
+
+    def _force(self) -> None:
+        """Force what is there to the disk before anybody relies on it: a process that died
+        inside a commit may have left records that can be read and are on no disk."""
+        if self._connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0]:
+            raise StoreFailedError(f"{self._path} is busy", hint="try again")
 
     # ---- appending ------------------------------------------------------------------
 

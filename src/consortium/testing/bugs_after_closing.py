@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from consortium.core import answers, codec, ending, federation, verdict
+from consortium.core import answers, codec, ending, owing, verdict
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.ids import Seat
@@ -147,7 +147,7 @@ def _repeat_version(patches: Patches) -> None:
 
 
 def _forget_judging(patches: Patches) -> None:
-    patches.move(federation._OWED, Step.JUDGING, nothing)
+    patches.move(owing._OWED, Step.JUDGING, nothing)
 
 
 def _never_finish(patches: Patches) -> None:

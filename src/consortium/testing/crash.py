@@ -30,6 +30,7 @@ CALLS = (
     "write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,"
     "ftruncate,fallocate"
 )
+_ANSWER = "writev"  # what the sites' memory and standard output are written with
 _CALL = re.compile(r"^\d+ +(\w+)\(", re.MULTILINE)
 _WINDOW = 12  # calls that fail in a row before space returns
 _RETRIES = 60
@@ -106,16 +107,20 @@ def _wrong_break(broken: Outcome, is_killed: bool) -> Iterator[str]:
 
 
 def refer(job: Job) -> Job:
-    """The names of the durable calls and the summary of a run that is left alone."""
+    """A run that is left alone: the names of its durable calls, its summary, and which of
+    the calls come last before an answer goes out."""
     with scratch() as name:
         folder = Path(name)
         arguments = [str(folder / "data"), "--acks", str(folder / "acks")]
         arguments += ["--plant", job["plant"]] if job["plant"] else []
-        outcome = run_warm(arguments, folder, ["-e", f"trace={CALLS}"])
+        outcome = run_warm(arguments, folder, ["-e", f"trace={CALLS},{_ANSWER}"])
         if outcome.code != 0:
             raise RuntimeError(f"the scenario itself fails: {outcome.err}")
-        calls = _CALL.findall((folder / "trace").read_text())
-        return {"calls": calls, "summary": json.loads(outcome.out)}
+        traced = _CALL.findall((folder / "trace").read_text())
+        calls = [name for name in traced if name != _ANSWER]
+        before = [at for at, name in enumerate(traced) if name == _ANSWER]
+        last = [at - number - 1 for number, at in enumerate(before)]
+        return {"calls": calls, "last": last, "summary": json.loads(outcome.out)}
 
 
 def handle(job: Job) -> Job:

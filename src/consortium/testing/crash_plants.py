@@ -47,6 +47,13 @@ def _no_file_fsync() -> None:
     os.fsync = skip  # type: ignore[assignment]  # a bug
 
 
+class _TrustingLog(SqliteLog):
+    """Takes what a dead process wrote for durable."""
+
+    def _force(self) -> None:
+        return None
+
+
 class _DeafLog(SqliteLog):
     """Takes a failed commit for a good one."""
 
@@ -61,12 +68,17 @@ def _deaf_log() -> None:
     directory.SqliteLog = _DeafLog  # type: ignore[misc]  # a bug
 
 
+def _trusting_log() -> None:
+    directory.SqliteLog = _TrustingLog  # type: ignore[misc]  # a bug
+
+
 PLANTS: dict[str, Callable[[], None]] = {
     "deaf-log": _deaf_log,
     "early-ack": _nothing,
     "no-directory-fsync": _no_directory_fsync,
     "no-file-fsync": _no_file_fsync,
     "synchronous-normal": _synchronous_normal,
+    "trusting-log": _trusting_log,
 }
 
 

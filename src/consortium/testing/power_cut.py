@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
-from consortium.testing.crash import CALLS, refer
+from consortium.testing.crash import refer
 from consortium.testing.crash_check import wrong_end, wrong_inside
 from consortium.testing.crash_plants import PLANTS
 from consortium.testing.disk import Disk
@@ -29,7 +29,7 @@ from consortium.testing.recording import OPTIONS, Event, read_trace
 from consortium.testing.warm import Job, run_jobs, run_warm, scratch, serve
 
 MODULE = "consortium.testing.power_cut"
-DURABILITY_PLANTS = ("no-directory-fsync", "no-file-fsync", "synchronous-normal")
+DURABILITY_PLANTS = ("no-directory-fsync", "no-file-fsync", "synchronous-normal", "trusting-log")
 _MAX_SHOWN = 10
 _MODEL = "data"
 
@@ -50,7 +50,10 @@ def record(job: Job) -> Job:
             raise RuntimeError(f"the recorded run ended with {outcome.code}: {outcome.err}")
         (folder / "trace").rename(folder / f"trace.{number}")
     events, first = _events(str(folder))
-    acked = [at for at, event in enumerate(events) if event.path == str(folder / "acks")]
+    memory = str(folder / "acks")
+    acked = [
+        at for at, event in enumerate(events) if event.path == memory and event.kind == "write"
+    ]
     return {"events": len(events), "first": first, "acked": acked}
 
 
@@ -106,19 +109,18 @@ class Campaign:
     plant: str = ""
 
 
-def recordings(campaign: Campaign, calls: list[str], folder: Path) -> Iterator[Job]:
-    """A quiet run, and runs that were killed at a sync: there most is left unforced."""
-    rng = Random(campaign.seed)
-    kills = [name for name in CALLS.split(",") if name in ("fsync", "fdatasync")]
+def recordings(campaign: Campaign, referred: Job, folder: Path) -> Iterator[Job]:
+    """A quiet run, and runs that were killed: every other one just before a sync that an
+    answer waits for, because there most is written and not forced."""
+    rng, calls = Random(campaign.seed), referred["calls"]
     for number in range(campaign.kills + 1):
-        name = rng.choice(kills)
-        point = rng.randrange(calls.count(name) // 10, calls.count(name)) + 1
-        kill = f"{name}:signal=SIGKILL:when={point}"
+        point = rng.choice(referred["last"]) if number % 2 else rng.randrange(len(calls))
+        name, count = calls[point], calls[: point + 1].count(calls[point])
         yield {
             "do": "record",
             "folder": str(folder / f"{campaign.plant or 'sound'}-{number}"),
-            "name": f"killed at {name} {point}" if number else "quiet",
-            "kills": [kill] if number else [],
+            "name": f"killed at {name} {count}" if number else "quiet",
+            "kills": [f"{name}:signal=SIGKILL:when={count}"] if number else [],
             "plant": campaign.plant,
         }
 
@@ -149,9 +151,9 @@ def cuts_of(campaign: Campaign, made: list[Job], reference: Job) -> Iterator[Job
 def run_campaign(campaign: Campaign, workers: int) -> list[str]:
     """The violations of one campaign, after a line that tells its figures."""
     started = time.monotonic()
-    with scratch() as name:
+    with scratch(in_memory=False) as name:  # a real disk's calls are what is recorded
         [referred] = run_jobs(MODULE, [{"do": "refer", "plant": campaign.plant}], 1)
-        wanted = list(recordings(campaign, referred["calls"], Path(name)))
+        wanted = list(recordings(campaign, referred, Path(name)))
         made = [
             {**job, **result}
             for job, result in zip(wanted, run_jobs(MODULE, wanted, workers), strict=True)

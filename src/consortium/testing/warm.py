@@ -29,6 +29,7 @@ Handle = Callable[[Job], Job]
 
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, -1
 _ATTACHED = b"attached"
+_MEMORY = "/dev/shm"
 
 
 class NoStraceError(Exception):
@@ -149,6 +150,10 @@ def _start(module: str) -> subprocess.Popen[str]:
     )
 
 
-def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for one run. Where the campaign takes place is TMPDIR's affair."""
-    return tempfile.TemporaryDirectory(prefix="consortium-crash-")
+def scratch(*, in_memory: bool = True) -> tempfile.TemporaryDirectory[str]:
+    """A folder for one run: in memory where that can be had, because what a killed process
+    leaves does not depend on the disk, and hundreds of folders are made and removed."""
+    has_memory = in_memory and os.access(_MEMORY, os.W_OK)
+    return tempfile.TemporaryDirectory(
+        prefix="consortium-crash-", dir=_MEMORY if has_memory else None
+    )

@@ -88,10 +88,8 @@ class Outcome:
     digest: str  # of the trace: the same seed, the same digest
 
 
-@dataclass(slots=True, order=True)
+@dataclass(slots=True)
 class _Event:
-    at_ms: int
-    number: int
     run: Callable[[], None]
     to: CoordinatorPlayer | None = None  # a request under way to this coordinator
     is_message: bool = False
@@ -128,7 +126,7 @@ class World:
         self.lines: list[str] = []
         self.steps = 0
         self.is_over = False
-        self._queue: list[_Event] = []
+        self._queue: list[tuple[int, int, _Event]] = []  # (time, number, what happens)
         self._numbers = 0
         self._newest: dict[str, int] = {}  # link → newest message delivered
         self._is_racing = False
@@ -179,6 +177,9 @@ class World:
     def records(self) -> list[bytes]:
         return self.log.records(STREAM)
 
+    def is_honest(self, seat: Seat) -> bool:
+        return self.sites[seat - 1].is_honest
+
     def next_id(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -195,10 +196,10 @@ class World:
             self.watch.appended(node, records)
 
     def later(self, who: object, delay_ms: int, run: Callable[[], None]) -> None:
-        self._push(_Event(self.now_ms + delay_ms, self.next_id(), run))
+        self._push(delay_ms, self.next_id(), _Event(run))
 
-    def _push(self, event: _Event) -> None:
-        heapq.heappush(self._queue, event)
+    def _push(self, delay_ms: int, number: int, event: _Event) -> None:
+        heapq.heappush(self._queue, (self.now_ms + delay_ms, number, event))
 
     # ---- the network ----------------------------------------------------------------
 
@@ -223,8 +224,7 @@ class World:
             if self.faults.strikes("message delayed", DELAYED):
                 delay_ms += self.rng.randrange(20 * SECOND_MS, 10 * MINUTE_MS)
             number = self.next_id()
-            delivery = self._on_link(link, number, run)
-            self._push(_Event(self.now_ms + delay_ms, number, delivery, to, True))
+            self._push(delay_ms, number, _Event(self._on_link(link, number, run), to, True))
 
     def _on_link(self, link: str, number: int, run: Callable[[], None]) -> Callable[[], None]:
         def deliver() -> None:
@@ -239,11 +239,11 @@ class World:
     def _arrive(self, player: CoordinatorPlayer, request: Request, sender: Site) -> None:
         if player.is_up:
             player.receive(request, sender)
-            self.later(player, self.rng.randrange(100, 800), lambda: self._tend(player))
+            self.later(player, self.rng.randrange(100, 800), lambda: self._look(player))
 
     def hush(self) -> None:
         """Whatever is under way never arrives."""
-        for event in self._queue:
+        for _, _, event in self._queue:
             event.is_gone |= event.is_message
 
     # ---- everybody's own time -------------------------------------------------------
@@ -273,6 +273,11 @@ class World:
             self.later(player, self._until_wake(player, pause_ms), tend)
 
         return tend
+
+    def _look(self, player: CoordinatorPlayer) -> None:
+        """Something came in: there may be something to do."""
+        if player.is_up:
+            self._tend(player)
 
     def _tend(self, player: CoordinatorPlayer) -> bool:
         """Look what is new, and perform some duties."""
@@ -314,9 +319,13 @@ class World:
 
     def _do_something(self, player: CoordinatorPlayer) -> None:
         self.trace(f"{player.name}: acts in the middle of this")
-        under_way = [event for event in self._queue if event.to is player and not event.is_gone]
+        under_way = [
+            (at_ms, number, event)
+            for at_ms, number, event in self._queue
+            if event.to is player and not event.is_gone
+        ]
         if under_way and self.rng.random() < 0.5:
-            event = min(under_way)
+            _, _, event = min(under_way, key=lambda entry: entry[:2])
             event.is_gone = True
             event.run()
         else:
@@ -326,11 +335,13 @@ class World:
     def dismiss_a_member(self, node: CoordinatorPlayer) -> None:
         """The lead revokes a member while its update is being summed."""
         other = self.coordinators[node is self.coordinators[0]]
-        if not self._is_racing and other.is_up and self._trouble.may_dismiss():
-            other.coordinator().driver.catch_up()
-            order = other.a_member()
-            if order is not None:
-                self._race(lambda: other.order(order))
+        if self._is_racing or not other.is_up:
+            return
+        other.coordinator().driver.catch_up()
+        order = other.a_member()
+        if order is not None and self._trouble.may_dismiss():
+            self.trace(f"{other.name}: seat {order.seat} is revoked in the middle of this")
+            self._race(lambda: other.order(order))
 
     def crashed(self, crash: Crash) -> None:
         victim = crash.victim
@@ -378,11 +389,11 @@ class World:
 
     def step(self) -> None:
         """The next event."""
-        event = heapq.heappop(self._queue)
+        at_ms, _, event = heapq.heappop(self._queue)
         if event.is_gone:
             return
         self.steps += 1
-        self.now_ms = max(self.now_ms, event.at_ms)
+        self.now_ms = max(self.now_ms, at_ms)
         try:
             event.run()
         except Crash as crash:

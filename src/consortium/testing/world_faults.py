@@ -18,11 +18,11 @@ from consortium.store.memory import MemoryBlobs, MemoryLog
 
 # Faults of one kind among all chances for it, before the setting's intensity.
 LOST, DOUBLED, DELAYED = 0.1, 0.1, 0.1
-CRASH_INSIDE, CRASH_AFTER = 0.012, 0.015
-UNKNOWN_WRITTEN, UNKNOWN_NOT_WRITTEN = 0.02, 0.015
+CRASH_INSIDE, CRASH_AFTER = 0.025, 0.025
+UNKNOWN_WRITTEN, UNKNOWN_NOT_WRITTEN = 0.03, 0.03
 CRASH_ON_ARRIVAL = 0.006
-SITE_CRASH = 0.012  # at each of the points of a site's sequence
-RACE = 0.12  # the other coordinator acts in the middle of something
+SITE_CRASH = 0.02  # at each of the points of a site's sequence
+RACE = 0.2  # the other coordinator acts in the middle of something
 
 
 class Crash(BaseException):

@@ -33,12 +33,13 @@ class HostileSite:
         self.seat, self.world = seat, world
         self.key = b"key of seat %d" % seat
         self.clock = NodeClock(lambda: world.now_ms)
-        self._train: d.Train | None = None  # the newest invitations that it has seen
-        self._evaluate: d.Evaluate | None = None
+        self._train: d.Train | None = None  # the newest invitation that it has seen
+        self._kind = ""  # of the last update that was good by itself
+        self._answered = 0  # the newest round that it has sent such an update to
         self._attacks: tuple[tuple[str, Callable[[], Body | Request | None]], ...] = (
-            ("a good update", self._good),
-            ("a good update", self._good),
-            ("a good update", self._good),
+            ("", self._good),
+            ("", self._good),
+            ("", self._good),
             ("for another seat", self._other_seat),
             ("wrong round", self._wrong_round),
             ("wrong base", self._wrong_base),
@@ -63,7 +64,9 @@ class HostileSite:
             kind, attack = rng.choice(self._attacks)
             lie = attack()
             if lie is not None:
-                self.world.faults.counts[f"hostile: {kind}"] += kind != "a good update"
+                kind = kind or self._kind
+                if kind:
+                    self.world.faults.counts[f"hostile: {kind}"] += 1
                 self._send(lie)
         return rng.randrange(_PAUSE_MS // 2, 2 * _PAUSE_MS) * (
             20 if self.world.faults.is_quiet else 1
@@ -72,8 +75,6 @@ class HostileSite:
     def receive(self, reply: Reply) -> None:
         if isinstance(reply.duty, d.Train):
             self._train = reply.duty
-        elif isinstance(reply.duty, d.Evaluate):
-            self._evaluate = reply.duty
 
     def _send(self, what: Body | Request) -> None:
         if not isinstance(what, Request):
@@ -94,7 +95,13 @@ class HostileSite:
     def _good(self) -> Body | None:
         """Also after the deadline, and with another digest after the first."""
         asked = self._train
-        return Send(asked.round, self._data(asked.round, asked.base)) if asked else None
+        if asked is None:
+            return None
+        is_late = self.clock.now_ms() > asked.deadline_ms
+        is_second = asked.round == self._answered
+        self._kind = "late" if is_late else "another digest" if is_second else ""
+        self._answered = asked.round
+        return Send(asked.round, self._data(asked.round, asked.base))
 
     def _other_seat(self) -> Request | None:
         asked = self._train

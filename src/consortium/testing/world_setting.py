@@ -54,7 +54,7 @@ def draw_terms(rng: Random, sites: int) -> Terms:
     conditions = (Condition(READY, Comparison.EQUAL, True),) if rng.random() < 0.25 else ()
     has_evaluation = rng.random() < 0.5
     return Terms(
-        rounds=rng.choice((1, 2, 2, 3)),
+        rounds=rng.choice((1, 2, 3, 3)),
         quorum=quorum,
         wait_for=rng.randrange(quorum, sites),
         target=rng.choice((0, rng.randrange(quorum, sites + 1))),

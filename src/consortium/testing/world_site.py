@@ -236,10 +236,11 @@ class SitePlayer:
             return
         if reply.duty is not None:
             try:
-                self.feed(p.Asked(reply.duty, self.clock.now_ms()))
+                news = self.feed(p.Asked(reply.duty, self.clock.now_ms()))
             except Refusal:
                 return
-            self._act()
+            if news:
+                self._act()
 
     def witness(self, offer: Offer) -> None:
         root = self.state.seen_root or EMPTY_ROOT

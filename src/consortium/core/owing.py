@@ -1,0 +1,148 @@
+"""Duties, derived from the state: what must be going on now, and for whom.
+
+They are computed and never queued, so recovery is to fold the log and ask again. What is
+open costs; what is over does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consortium.core import duties as d
+from consortium.core import verdict
+from consortium.core.ids import Seat
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Step
+from consortium.core.terms import Terms
+from consortium.errors import (
+    FederationOverError,
+    InsufficientParticipantsError,
+    NoModelError,
+    OnHoldError,
+    Refusal,
+    RoundOpenError,
+)
+
+
+def why_not_open(state: Federation) -> Refusal | None:
+    if state.round is not None:
+        return RoundOpenError(f"round {state.round.number} is open")
+    if state.terms is None or not state.versions:
+        return NoModelError("a round needs a plan and a model to start from")
+    if state.finished is not None:
+        return FederationOverError(f"the federation has finished: {state.finished.name}")
+    if state.is_held:
+        return OnHoldError("the federation is on hold")
+    if len(state.roster) < state.terms.wait_for:
+        return InsufficientParticipantsError(
+            f"{len(state.roster)} sites have joined; a round needs {state.terms.wait_for}"
+        )
+    return None
+
+
+def owed(state: Federation) -> tuple[d.Duty, ...]:
+    """What the coordinator must be doing now. Costs what is open, not what ever was."""
+    open_round = state.round
+    if open_round is None:
+        return () if why_not_open(state) else (d.WakeAt(state.next_due_ms),)
+    assert state.terms is not None
+    return _OWED[open_round.step](state, state.terms, open_round)
+
+
+def _owe_draw(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.Draw(open_round.number),)
+
+
+def _owe_waiting(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.WakeAt(open_round.deadline_ms + 1),)
+
+
+def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    wake = d.WakeAt(open_round.deadline_ms + 1)
+    if not open_round.unchecked:
+        return (wake,)
+    checks = tuple(
+        d.Check(open_round.number, seat, open_round.submitted[seat])
+        for seat in open_round.unchecked
+    )
+    return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
+
+
+def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    ranks, submitted = open_round.invited, open_round.submitted
+    updates = sorted(
+        (ranks[seat], submitted[seat]) for seat in open_round.members if seat in submitted
+    )
+    partials = sorted(
+        (min(ranks[seat] for seat in seats), weight, partial)
+        for seats, weight, partial in open_round.partials
+    )
+    return (
+        d.Aggregate(
+            open_round.number,
+            len(open_round.members),
+            open_round.base,
+            open_round.server_state,
+            tuple(updates),
+            tuple(partials),
+        ),
+    )
+
+
+def _owe_evaluation(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    return (d.WakeAt(open_round.evaluate_by_ms + 1),)
+
+
+def _owe_verdict(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    assert open_round.model is not None
+    _, candidate, base = verdict.means(open_round)
+    return (
+        d.Judge(
+            open_round.number,
+            open_round.model,
+            open_round.evaluation_count,
+            candidate,
+            base,
+            tuple(state.scores),
+        ),
+    )
+
+
+def _owe_release(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    assert open_round.model is not None
+    return (d.Release(open_round.number, open_round.model),)
+
+
+def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
+    """What the site is asked for when it comes to ask: to train, to evaluate, or nothing."""
+    open_round = state.round
+    if open_round is None or seat not in state.roster:
+        return None
+    if seat in open_round.waiting and open_round.step is Step.TRAINING:
+        assert state.plan is not None and state.task is not None
+        return d.Train(
+            open_round.number,
+            seat,
+            open_round.base,
+            state.plan,
+            state.task,
+            open_round.deadline_ms,
+            open_round.invited[seat] >= open_round.first_backup,
+        )
+    if seat in open_round.unheard:
+        assert open_round.model is not None
+        return d.Evaluate(
+            open_round.number, seat, open_round.model, open_round.base, open_round.evaluate_by_ms
+        )
+    return None
+
+
+_OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
+    Step.INITIALIZED: _owe_draw,
+    Step.SELECTING: _owe_waiting,
+    Step.TRAINING: _owe_checks,
+    Step.SUMMING: _owe_sum,
+    Step.EVALUATING: _owe_evaluation,
+    Step.JUDGING: _owe_verdict,
+    Step.RELEASING: _owe_release,
+}
