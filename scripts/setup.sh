@@ -23,6 +23,14 @@ if [ ! -x .venv/bin/python ]; then
     fi
     "$python" -m venv .venv
 fi
+# The crash campaigns need strace; without it their tests fail and say so.
+if ! command -v strace >/dev/null; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq && apt-get install -y -qq strace
+    else
+        echo "strace is missing, and the crash tests need it. hint: apt-get install strace" >&2
+    fi
+fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint constraints.txt --editable ".[dev,examples]"
 touch .venv/ready

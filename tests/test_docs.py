@@ -4,7 +4,8 @@ Every page's blocks run in order in a folder of their own. A `python` block runs
 stands; a `console` block runs the commands behind `$` and compares what they print, where
 `…` stands for anything, and may fail only where an error is shown. `<!-- file: name -->`
 writes the block below it to that file, `<!-- output -->` compares the block below it with
-what the last python block printed.
+what the last python block printed. `$ NAME=$(command)` keeps what the command prints, for
+`$NAME` in later commands of the page.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BLOCK = re.compile(
     r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_RUNS = ("$ consortium", "$ cd ", "$ ls", "$ cat ")
+_RUNS = ("$ consortium", "$ cd ", "$ ls", "$ cat ", "$ KEY=")
 
 
 def _name(path: Path) -> str:
@@ -128,6 +129,7 @@ class _Reader:
 
     folder: Path
     names: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
     printed: str = ""
 
     def follow(self, text: str) -> None:
@@ -153,6 +155,13 @@ class _Reader:
     def _console(self, body: str) -> None:
         for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
             command, _, expected = part.partition("\n")
+            for name, value in self.variables.items():
+                command = command.replace(f"${name}", value)
+            if kept := re.match(r"([A-Z]+)=\$\((.*?)\)", command):
+                code, printed = _run(["sh"], kept[2])
+                assert code == 0, printed
+                self.variables[kept[1]] = printed.strip()
+                continue
             code, printed = _run(shlex.split(command, comments=True), command)
             is_meant = "error[" in expected or '"ok": false' in expected
             assert code == 0 or is_meant, f"$ {command}\n{printed}"

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from consortium.core import inputs as i
+from consortium.core.codec import decode
 from consortium.core.ending import Facts
+from consortium.core.facts import LogKeyAdopted
 from consortium.drive.clock import Clock
 from consortium.drive.directory import NEWEST
 from consortium.drive.driver import Driver, Hands
@@ -97,9 +99,17 @@ class Coordinator:
         if self._note[0] != size or is_rotation:
             if not self._notary.has_key(keys[-1]):  # another coordinator has rotated
                 self._notary = self._new_notary(self._directory.signers())
-            previous = keys[-2] if is_rotation else None
+            previous = keys[-2] if is_rotation or self._ends_with_key(size) else None
             self._note = size, self._notary.checkpoint(size, keys[-1], previous)
         return self._note[1]
+
+    def _ends_with_key(self, size: int) -> bool:
+        """Whether the newest fact is a rotation, perhaps of another coordinator, or of one
+        that crashed before it had signed."""
+        if len(self.driver.state.log_keys) < 2:
+            return False
+        last = self._directory.log.read(self._stream, size - 1, size)
+        return any(isinstance(decode(record), LogKeyAdopted) for record in last)
 
     def keep_checkpoint(self, *, is_rotation: bool = False) -> None:
         """Write the present checkpoint down, for auditors of this directory."""

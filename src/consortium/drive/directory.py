@@ -44,7 +44,7 @@ class DataDirectory:
         made = [folder for folder in self.path.parents if not folder.exists()]
         keys.mkdir(parents=True, exist_ok=True, mode=0o700)
         for leftover in self.path.glob(f"*/*{_NEW_SUFFIX}"):
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
         # Also what was there: the process that made it may have died before it forced it.
         sync_folder(keys)
         with suppress(PermissionError):  # above us not everything is ours to read

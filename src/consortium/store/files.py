@@ -19,6 +19,7 @@ from consortium.errors import CorruptBlobError, MissingBlobError, StoreFailedErr
 from consortium.model import digest_of
 
 _TEMPORARY = "incoming"
+_ATTEMPTS = 3
 
 
 class FileBlobs:
@@ -42,7 +43,7 @@ class FileBlobs:
         incoming = self._root / _TEMPORARY
         incoming.mkdir(parents=True, exist_ok=True)
         for leftover in incoming.iterdir():
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
         for number in range(256):
             (self._root / f"{number:02x}").mkdir(exist_ok=True)
         sync_folder(self._root)
@@ -106,15 +107,20 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def _write_and_rename(temporary: Path, path: Path, data: bytes) -> None:
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            return
+        except FileNotFoundError:  # another process has just started, and swept it away
+            if not left:
+                raise
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def sync_folder(path: Path) -> None:

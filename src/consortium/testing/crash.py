@@ -1,7 +1,7 @@
 """Crashes and failing disks at every durable system call of a coordinator.
 
     python -m consortium.testing.crash                     # everything: minutes
-    python -m consortium.testing.crash --kill-every 7 --error-every 15
+    python -m consortium.testing.crash --kill-every 7 --error-every 17
 
 Each point is one `write`, `fsync`, `rename`, … of the crash scenario. There the process
 is killed, or the call fails (once; from there on; for a while, in a process that tries
@@ -23,7 +23,16 @@ from pathlib import Path
 from consortium.errors import StoreFailedError
 from consortium.testing.crash_check import wrong_end, wrong_inside
 from consortium.testing.crash_plants import PLANTS
-from consortium.testing.warm import Job, Outcome, run_jobs, run_warm, scratch, serve
+from consortium.testing.warm import (
+    Job,
+    NoStraceError,
+    Outcome,
+    Workers,
+    run_warm,
+    scratch,
+    serve,
+    strace,
+)
 
 MODULE = "consortium.testing.crash"
 CALLS = (
@@ -47,6 +56,7 @@ class Campaign:
     length: int  # durable calls in a row that it hits; 0: all from there on
     retries: int
     every: int
+    first: int = 0  # the first point
 
     def injections(self, calls: list[str], point: int) -> list[str]:
         """strace's expressions for the calls from `point` on. It counts each kind of system
@@ -60,16 +70,16 @@ class Campaign:
         return found
 
 
-def campaigns(kill_every: int, error_every: int) -> Iterator[Campaign]:
+def campaigns(kill_every: int, error_every: int, first: int = 0) -> Iterator[Campaign]:
     """All of them. An interval of 0 leaves a kind out."""
     if kill_every:
-        yield Campaign("killed", "signal=SIGKILL", 1, 0, kill_every)
+        yield Campaign("killed", "signal=SIGKILL", 1, 0, kill_every, first)
     if error_every:
         for name in ("ENOSPC", "EIO"):
             fault = f"error={name}"
-            yield Campaign(f"{name} once", fault, 1, 0, error_every)
-            yield Campaign(f"{name} from there on", fault, 0, 0, error_every)
-            yield Campaign(f"{name} for a while", fault, _WINDOW, _RETRIES, error_every)
+            yield Campaign(f"{name} once", fault, 1, 0, error_every, first)
+            yield Campaign(f"{name} from there on", fault, 0, 0, error_every, first)
+            yield Campaign(f"{name} for a while", fault, _WINDOW, _RETRIES, error_every, first)
 
 
 # ---- one point ----------------------------------------------------------------------
@@ -128,7 +138,7 @@ def handle(job: Job) -> Job:
 
 
 def jobs_of(campaign: Campaign, calls: list[str], reference: Job, plant: str) -> Iterator[Job]:
-    for point in range(0, len(calls), campaign.every):
+    for point in range(campaign.first, len(calls), campaign.every):
         yield {
             "do": "break",
             "point": point,
@@ -141,23 +151,20 @@ def jobs_of(campaign: Campaign, calls: list[str], reference: Job, plant: str) ->
         }
 
 
-def run_campaign(campaign: Campaign, plant: str, workers: int) -> list[str]:
+def run_campaign(campaign: Campaign, referred: Job, plant: str, workers: Workers) -> list[str]:
     """The violations of one campaign, after a line that tells its figures."""
-    [referred] = run_jobs(MODULE, [{"do": "refer", "plant": plant}], 1)
-    calls, reference = referred["calls"], referred["summary"]
-    jobs = jobs_of(campaign, calls, reference, plant)
     started = time.monotonic()
-    results = list(run_jobs(MODULE, jobs, workers))
+    results = workers.run(jobs_of(campaign, referred["calls"], referred["summary"], plant))
     violations = [
         f"{campaign.name} at {result['point']} ({result['call']}): {wrong}"
         for result in results
         for wrong in result["wrong"]
     ]
-    refused = sum(result["code"] != 0 for result in results)
+    broken = sum(result["code"] != 0 for result in results)
     seconds = time.monotonic() - started
     print(
-        f"{campaign.name:22} {len(calls):6} {len(results):5} {refused:7} {seconds:8.1f} "
-        f"{len(results) / seconds:8.1f} {len(violations):10}",
+        f"{campaign.name:22} {len(referred['calls']):6} {len(results):5} {broken:7} "
+        f"{seconds:8.1f} {len(results) / seconds:8.1f} {len(violations):10}",
         flush=True,
     )
     return violations
@@ -167,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=MODULE)
     parser.add_argument("--kill-every", type=int, default=1, help="points; 0: no kills")
     parser.add_argument("--error-every", type=int, default=1, help="points; 0: no errors")
+    parser.add_argument("--first", type=int, default=0, help="the first point")
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a bug to find")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--serve", action="store_true", help="be a worker")
@@ -174,10 +182,17 @@ def main(arguments: list[str] | None = None) -> int:
     if options.serve:
         serve(handle)
         return 0
+    try:
+        print(f"with {strace()}", flush=True)
+    except NoStraceError as error:
+        print(error, file=sys.stderr)
+        return 1
     print("campaign               points  runs  broken  seconds points/s violations")
     violations = []
-    for campaign in campaigns(options.kill_every, options.error_every):
-        violations += run_campaign(campaign, options.plant, options.workers)
+    with Workers(MODULE, options.workers) as workers:
+        [referred] = workers.run([{"do": "refer", "plant": options.plant}])
+        for campaign in campaigns(options.kill_every, options.error_every, options.first):
+            violations += run_campaign(campaign, referred, options.plant, workers)
     for line in violations[:_MAX_SHOWN]:
         print(line)
     return 1 if violations else 0

@@ -10,41 +10,12 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from consortium.drive import directory
 from consortium.errors import StoreFailedError
 from consortium.store import files
 from consortium.store.sqlite import SqliteLog
-
-
-def _nothing() -> None:
-    """`early-ack` is the scenario's own: it answers before the fact is durable."""
-
-
-def _synchronous_normal() -> None:
-    """Commits are not forced to the disk one by one."""
-    directory.SqliteLog = partial(SqliteLog, synchronous="NORMAL")  # type: ignore[misc,assignment]  # a bug
-
-
-def _no_directory_fsync() -> None:
-    """A renamed file is there until the power goes."""
-
-    def skip(path: Path) -> None:
-        return None
-
-    files.sync_folder = skip
-    directory.sync_folder = skip  # type: ignore[attr-defined]  # imported there by name
-
-
-def _no_file_fsync() -> None:
-    """A file has its name before it has its bytes."""
-    real = os.fsync
-
-    def skip(handle: int) -> None:
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            real(handle)
-
-    os.fsync = skip  # type: ignore[assignment]  # a bug
 
 
 class _TrustingLog(SqliteLog):
@@ -64,21 +35,46 @@ class _DeafLog(SqliteLog):
             return expected + len(records)
 
 
-def _deaf_log() -> None:
-    directory.SqliteLog = _DeafLog  # type: ignore[misc]  # a bug
+def _replace(module: ModuleType, name: str, value: object) -> None:
+    setattr(module, name, value)
 
 
-def _trusting_log() -> None:
-    directory.SqliteLog = _TrustingLog  # type: ignore[misc]  # a bug
+def _use_log(make: Callable[..., SqliteLog]) -> Callable[[], None]:
+    return lambda: _replace(directory, "SqliteLog", make)
+
+
+def _skip_folder_syncs() -> None:
+    """A renamed file is there until the power goes."""
+
+    def skip(path: Path) -> None:
+        return None
+
+    for module in (files, directory):
+        _replace(module, "sync_folder", skip)
+
+
+def _skip_file_syncs() -> None:
+    """A file has its name before it has its bytes."""
+    sync = os.fsync
+
+    def skip(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            sync(handle)
+
+    _replace(os, "fsync", skip)
+
+
+def _leave() -> None:
+    """The scenario itself answers before the fact is durable."""
 
 
 PLANTS: dict[str, Callable[[], None]] = {
-    "deaf-log": _deaf_log,
-    "early-ack": _nothing,
-    "no-directory-fsync": _no_directory_fsync,
-    "no-file-fsync": _no_file_fsync,
-    "synchronous-normal": _synchronous_normal,
-    "trusting-log": _trusting_log,
+    "deaf-log": _use_log(_DeafLog),
+    "early-ack": _leave,
+    "no-directory-fsync": _skip_folder_syncs,
+    "no-file-fsync": _skip_file_syncs,
+    "synchronous-normal": _use_log(partial(SqliteLog, synchronous="NORMAL")),
+    "trusting-log": _use_log(_TrustingLog),
 }
 
 

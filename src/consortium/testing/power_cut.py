@@ -26,7 +26,7 @@ from consortium.testing.crash_check import wrong_end, wrong_inside
 from consortium.testing.crash_plants import PLANTS
 from consortium.testing.disk import Disk
 from consortium.testing.recording import OPTIONS, Event, read_trace
-from consortium.testing.warm import Job, run_jobs, run_warm, scratch, serve
+from consortium.testing.warm import Job, NoStraceError, Workers, run_warm, scratch, serve, strace
 
 MODULE = "consortium.testing.power_cut"
 DURABILITY_PLANTS = ("no-directory-fsync", "no-file-fsync", "synchronous-normal", "trusting-log")
@@ -148,18 +148,14 @@ def cuts_of(campaign: Campaign, made: list[Job], reference: Job) -> Iterator[Job
         }
 
 
-def run_campaign(campaign: Campaign, workers: int) -> list[str]:
+def run_campaign(campaign: Campaign, workers: Workers) -> list[str]:
     """The violations of one campaign, after a line that tells its figures."""
     started = time.monotonic()
-    with scratch(in_memory=False) as name:  # a real disk's calls are what is recorded
-        [referred] = run_jobs(MODULE, [{"do": "refer", "plant": campaign.plant}], 1)
+    with scratch() as name:  # of this process: on a disk, not in memory as the workers'
+        [referred] = workers.run([{"do": "refer", "plant": campaign.plant}])
         wanted = list(recordings(campaign, referred, Path(name)))
-        made = [
-            {**job, **result}
-            for job, result in zip(wanted, run_jobs(MODULE, wanted, workers), strict=True)
-        ]
-        jobs = cuts_of(campaign, made, referred["summary"])
-        results = list(run_jobs(MODULE, jobs, workers))
+        made = [{**job, **result} for job, result in zip(wanted, workers.run(wanted), strict=True)]
+        results = workers.run(cuts_of(campaign, made, referred["summary"]))
     violations = [
         f"{result['name']}, cut after event {result['at']}, seed {result['seed']}: {wrong}"
         for result in results
@@ -187,18 +183,25 @@ def main(arguments: list[str] | None = None) -> int:
     if options.serve:
         serve(handle)
         return 0
+    try:
+        print(f"with {strace()}", flush=True)
+    except NoStraceError as error:
+        print(error, file=sys.stderr)
+        return 1
     print("coordinator          recordings  events  cuts  seconds cuts lost")
-    sound = Campaign(options.cuts, options.kills, options.seed, options.plant)
-    violations = run_campaign(sound, options.workers)
-    for line in violations[:_MAX_SHOWN]:
-        print(line)
-    missed = []
-    if options.planted_cuts and not options.plant:
-        for plant in DURABILITY_PLANTS:
-            planted = Campaign(options.planted_cuts, 1, options.seed, plant)
-            if not run_campaign(planted, options.workers):
-                missed.append(plant)
-                print(f"the planted bug {plant} was not found")
+    with Workers(MODULE, options.workers) as workers:
+        sound = Campaign(options.cuts, options.kills, options.seed, options.plant)
+        violations = run_campaign(sound, workers)
+        for line in violations[:_MAX_SHOWN]:
+            print(line)
+        plants = DURABILITY_PLANTS if options.planted_cuts and not options.plant else ()
+        missed = [
+            plant
+            for plant in plants
+            if not run_campaign(Campaign(options.planted_cuts, 1, options.seed, plant), workers)
+        ]
+    for plant in missed:
+        print(f"the planted bug {plant} was not found")
     return 1 if violations or missed else 0
 
 

@@ -38,7 +38,7 @@ class Event:
 
 def read_trace(path: Path, folder: Path) -> list[Event]:
     """The events below `folder`, which is where the scenario and its memory are."""
-    found = []
+    found: list[Event] = []
     for line in path.read_text().splitlines():
         match = _LINE.match(line)
         if match is None:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,36 +111,50 @@ def serve(handle: Handle) -> None:
         print(json.dumps(handle(json.loads(line))), flush=True)
 
 
-def run_jobs(module: str, jobs: Iterable[Job], workers: int) -> Iterator[Job]:
-    """The results of all jobs, in order, from `workers` processes of `module --serve`."""
-    idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-    started = [_start(module) for _ in range(workers)]
-    for worker in started:
-        idle.put(worker)
+class Workers:
+    """Processes of `python -m module --serve`, warm until the block ends."""
 
-    def ask(job: Job) -> Job:
-        worker = idle.get()
+    def __init__(self, module: str, count: int) -> None:
+        self._count = count
+        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        self._started = [_start(module) for _ in range(count)]
+        for worker in self._started:
+            self._idle.put(worker)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._started:
+            worker.communicate()  # the end of its input ends it
+
+    def run(self, jobs: Iterable[Job]) -> list[Job]:
+        """The results, in the order of the jobs."""
+        with ThreadPoolExecutor(self._count) as pool:
+            return list(pool.map(self._ask, jobs))
+
+    def _ask(self, job: Job) -> Job:
+        worker = self._idle.get()
         assert worker.stdin is not None and worker.stdout is not None
-        worker.stdin.write(json.dumps(job) + "\n")
-        worker.stdin.flush()
-        line = worker.stdout.readline()
+        try:
+            worker.stdin.write(json.dumps(job) + "\n")
+            worker.stdin.flush()
+            line = worker.stdout.readline()
+        finally:
+            self._idle.put(worker)
         if not line:
             raise RuntimeError(f"a worker died of {job}")
-        idle.put(worker)
         result: Job = json.loads(line)
         return result
-
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            yield from pool.map(ask, jobs)
-    finally:
-        for worker in started:
-            worker.communicate()
 
 
 def _start(module: str) -> subprocess.Popen[str]:
     # One thread: a fork takes along only the thread that forks.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    # In memory: what a killed process leaves does not depend on the disk, and hundreds of
+    # folders are made and removed.
+    if os.access(_MEMORY, os.W_OK):
+        environment.setdefault("TMPDIR", _MEMORY)
     return subprocess.Popen(
         [sys.executable, "-B", "-m", module, "--serve"],
         stdin=subprocess.PIPE,
@@ -150,10 +164,6 @@ def _start(module: str) -> subprocess.Popen[str]:
     )
 
 
-def scratch(*, in_memory: bool = True) -> tempfile.TemporaryDirectory[str]:
-    """A folder for one run: in memory where that can be had, because what a killed process
-    leaves does not depend on the disk, and hundreds of folders are made and removed."""
-    has_memory = in_memory and os.access(_MEMORY, os.W_OK)
-    return tempfile.TemporaryDirectory(
-        prefix="consortium-crash-", dir=_MEMORY if has_memory else None
-    )
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one run."""
+    return tempfile.TemporaryDirectory(prefix="consortium-crash-")

@@ -16,7 +16,6 @@ For a plan or an aggregation of your own:
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from consortium.core import inputs as i
 from consortium.core import participant as p
 from consortium.core.federation import owed
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.terms import DAY_MS, MINUTE_MS, SECOND_MS, Terms
+from consortium.core.terms import MINUTE_MS, SECOND_MS, Terms
 from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
 from consortium.drive.hands import CoordinatorHands
@@ -40,17 +39,12 @@ from consortium.plan.values import StrategySection
 from consortium.store.memory import MemoryBlobs
 from consortium.store.ports import Blobs
 from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer, Keyring
-from consortium.testing.world_faults import (
-    DELAYED,
-    DOUBLED,
-    LOST,
-    RACE,
-    Crash,
-    Durable,
-    Faults,
-)
+from consortium.testing.world_faults import Crash, Durable, Faults
 from consortium.testing.world_hostile import HostileSite
-from consortium.testing.world_rules import Violation, Watch
+from consortium.testing.world_network import START_MS, Calendar, Event, Network
+from consortium.testing.world_pace import Pace
+from consortium.testing.world_past import Violation
+from consortium.testing.world_rules import Watch
 from consortium.testing.world_setting import READY, REGION, Setting, draw_setting
 from consortium.testing.world_site import SitePlayer, one_hot
 from consortium.testing.world_trouble import Trouble
@@ -62,8 +56,6 @@ Site = SitePlayer | HostileSite
 Combine = Callable[[Vector, Sequence[tuple[Vector, float]]], Vector]
 MakeHands = Callable[[Blobs, Clock], Hands]
 
-_START_MS = 30 * DAY_MS  # clocks may jump back from here
-_WIDTH = 8  # numbers in the model: one a seat, and some to spare
 _TAIL = 30  # events that go on after a federation has finished: late ones among them
 _PATIENCE = 4000  # events within which everything must settle once the faults have stopped
 _RECORDED = 40
@@ -88,14 +80,6 @@ class Outcome:
     digest: str  # of the trace: the same seed, the same digest
 
 
-@dataclass(slots=True)
-class _Event:
-    run: Callable[[], None]
-    to: CoordinatorPlayer | None = None  # a request under way to this coordinator
-    is_message: bool = False
-    is_gone: bool = False
-
-
 class World:
     """One seeded run. `run` returns what came of it, or raises `Violation`.
 
@@ -116,24 +100,21 @@ class World:
         self.seed, self.rng = seed, Random(seed)
         self.setting = draw_setting(self.rng, terms, sites)
         self.combine = combine
-        self.now_ms = _START_MS
-        self.layout = Layout.of({"w": np.zeros(_WIDTH)})
+        self.calendar = Calendar()
+        self.lines: list[str] = []  # the trace
+        self.layout = Layout.of({"w": np.zeros(self.setting.sites)})  # one number a seat
         self.make_hands = make_hands or self._default_hands
-        self.faults = Faults(self.rng, self.setting.intensity)
+        self.faults = Faults(self.rng, self.setting.intensity, self.trace)
+        self._network = Network(self.calendar, self.faults)
         self.log, self.blobs, self.keyring = Durable(), MemoryBlobs(), Keyring(seed)
         self.watch = Watch(self)
         self.recorded: list[Request] = []
-        self.lines: list[str] = []
         self.steps = 0
         self.is_over = False
-        self._queue: list[tuple[int, int, _Event]] = []  # (time, number, what happens)
-        self._numbers = 0
-        self._newest: dict[str, int] = {}  # link → newest message delivered
-        self._is_racing = False
         self.coordinators = [CoordinatorPlayer(name, self) for name in ("A", "B")]
         self.honest: list[SitePlayer] = []
         self.sites: list[Site] = []
-        self._trouble = Trouble(self)
+        self.trouble, self.pace = Trouble(self), Pace(self)
         self._set_up()
 
     def _default_hands(self, blobs: Blobs, clock: Clock) -> Hands:
@@ -147,7 +128,7 @@ class World:
         first, second = self.coordinators
         first.start()
         task, plan = (Digest(sha256(word).digest()) for word in (b"task", b"plan"))
-        model = self.blobs.put(save_model(self.layout, np.zeros(_WIDTH)))
+        model = self.blobs.put(save_model(self.layout, np.zeros(self.layout.size)))
         now_ms = self.now_ms
         first.take(i.AdoptPlan(plan, task, self.layout.digest, self.setting.terms, now_ms))
         first.take(i.InstallModel(model, now_ms))
@@ -156,10 +137,10 @@ class World:
         second.start()
         self.faults.is_quiet = False
         for player in self.coordinators:
-            self.later(player, self.rng.randrange(SECOND_MS), self._tending(player))
+            self.later(player, self.rng.randrange(SECOND_MS), self.pace.tending(player))
         for site in self.sites:
-            self.later(site, self.rng.randrange(MINUTE_MS), self._waking(site))
-        self._trouble.begin()
+            self.later(site, self.rng.randrange(MINUTE_MS), self.pace.waking(site))
+        self.trouble.begin()
 
     def _admit(self, seat: Seat, first: CoordinatorPlayer, approval: p.Approve) -> None:
         is_hostile = self.setting.has_hostile and seat == self.setting.sites
@@ -174,6 +155,11 @@ class World:
 
     # ---- what players see of the world ----------------------------------------------
 
+    @property
+    def now_ms(self) -> int:
+        """The true time."""
+        return self.calendar.now_ms
+
     def records(self) -> list[bytes]:
         return self.log.records(STREAM)
 
@@ -181,25 +167,24 @@ class World:
         return self.sites[seat - 1].is_honest
 
     def next_id(self) -> int:
-        self._numbers += 1
-        return self._numbers
+        return self.calendar.next_number()
 
     def trace(self, line: str) -> None:
-        self.lines.append(f"{(self.now_ms - _START_MS) / 1000:10.3f}  {line}")
+        self.lines.append(f"{(self.now_ms - START_MS) / 1000:10.3f}  {line}")
 
     def one_hot(self, seat: Seat) -> Vector:
         """A step of this seat that no other training gives."""
-        return one_hot(_WIDTH, seat, 1.0 + self.rng.randrange(1 << 20) / (1 << 21))
+        return one_hot(self.layout.size, seat, 1.0 + self.rng.randrange(1 << 20) / (1 << 21))
 
     def appended(self, node: object, stream: str, records: Sequence[bytes]) -> None:
         if stream == STREAM and isinstance(node, CoordinatorPlayer):
             self.watch.appended(node, records)
 
-    def later(self, who: object, delay_ms: int, run: Callable[[], None]) -> None:
-        self._push(delay_ms, self.next_id(), _Event(run))
+    def meanwhile(self, node: object) -> None:
+        self.pace.meanwhile(node)
 
-    def _push(self, delay_ms: int, number: int, event: _Event) -> None:
-        heapq.heappush(self._queue, (self.now_ms + delay_ms, number, event))
+    def later(self, who: object, delay_ms: int, run: Callable[[], None]) -> None:
+        self.calendar.enter(delay_ms, Event(run))
 
     # ---- the network ----------------------------------------------------------------
 
@@ -209,139 +194,18 @@ class World:
         player = self.rng.choice(self.coordinators)
         self.trace(f"site {site.seat} → {player.name}: {request}")
         link = f"{site.seat} {player.name}"
-        self._transmit(link, player, lambda: self._arrive(player, request, site))
+        self._network.carry(link, player, lambda: self._arrive(player, request, site))
 
     def reply(self, player: CoordinatorPlayer, site: Site, reply: Reply) -> None:
         self.trace(f"{player.name} → site {site.seat}: {reply}")
-        self._transmit(f"{player.name} {site.seat}", None, lambda: site.receive(reply))
-
-    def _transmit(self, link: str, to: CoordinatorPlayer | None, run: Callable[[], None]) -> None:
-        if self.faults.strikes("message lost" if to else "reply lost", LOST):
-            return
-        copies = 2 if self.faults.strikes("message duplicated", DOUBLED) else 1
-        for _ in range(copies):
-            delay_ms = self.rng.randrange(50, 2 * SECOND_MS)
-            if self.faults.strikes("message delayed", DELAYED):
-                delay_ms += self.rng.randrange(20 * SECOND_MS, 10 * MINUTE_MS)
-            number = self.next_id()
-            self._push(delay_ms, number, _Event(self._on_link(link, number, run), to, True))
-
-    def _on_link(self, link: str, number: int, run: Callable[[], None]) -> Callable[[], None]:
-        def deliver() -> None:
-            newest = self._newest.get(link, 0)
-            if number < newest and not self.faults.is_quiet:
-                self.faults.counts["message reordered"] += 1
-            self._newest[link] = max(newest, number)
-            run()
-
-        return deliver
+        self._network.carry(f"{player.name} {site.seat}", None, lambda: site.receive(reply))
 
     def _arrive(self, player: CoordinatorPlayer, request: Request, sender: Site) -> None:
         if player.is_up:
             player.receive(request, sender)
-            self.later(player, self.rng.randrange(100, 800), lambda: self._look(player))
+            self.later(player, self.rng.randrange(100, 800), lambda: self.pace.look(player))
 
-    def hush(self) -> None:
-        """Whatever is under way never arrives."""
-        for _, _, event in self._queue:
-            event.is_gone |= event.is_message
-
-    # ---- everybody's own time -------------------------------------------------------
-
-    def _waking(self, site: Site) -> Callable[[], None]:
-        def wake() -> None:
-            pause_ms = 5 * SECOND_MS
-            try:
-                pause_ms = site.wake()
-            except Crash as crash:
-                self.crashed(crash)
-            self.later(site, pause_ms, wake)
-
-        return wake
-
-    def _tending(self, player: CoordinatorPlayer) -> Callable[[], None]:
-        pause_ms = SECOND_MS
-
-        def tend() -> None:
-            nonlocal pause_ms
-            has_worked = False
-            try:
-                has_worked = self._tend(player)
-            except Crash as crash:
-                self.crashed(crash)
-            pause_ms = SECOND_MS if has_worked else min(2 * pause_ms, 60 * MINUTE_MS)
-            self.later(player, self._until_wake(player, pause_ms), tend)
-
-        return tend
-
-    def _look(self, player: CoordinatorPlayer) -> None:
-        """Something came in: there may be something to do."""
-        if player.is_up:
-            self._tend(player)
-
-    def _tend(self, player: CoordinatorPlayer) -> bool:
-        """Look what is new, and perform some duties."""
-        if not player.is_up:
-            return False
-        if self.faults.is_quiet or self.rng.random() < 0.6:
-            player.coordinator().driver.catch_up()
-        has_worked = False
-        for _ in range(self.rng.randrange(1, 4)):
-            if not player.work():
-                break
-            has_worked = True
-        return has_worked
-
-    def _until_wake(self, player: CoordinatorPlayer, pause_ms: int) -> int:
-        if not player.is_up:
-            return 10 * SECOND_MS
-        at_ms = player.coordinator().driver.wakes_at_ms()
-        if at_ms is not None:
-            pause_ms = min(pause_ms, max(1, at_ms - player.clock.now_ms()))
-        return pause_ms
-
-    def meanwhile(self, node: object) -> None:
-        """Perhaps the other coordinator does something in the middle of this one's doing."""
-        if self._is_racing or not self.faults.chance(RACE):
-            return
-        other = self.coordinators[node is self.coordinators[0]]
-        if other.is_up:
-            self._race(lambda: self._do_something(other))
-
-    def _race(self, run: Callable[[], object]) -> None:
-        self._is_racing = True
-        try:
-            run()
-        except Crash as crash:
-            self.crashed(crash)
-        finally:
-            self._is_racing = False
-
-    def _do_something(self, player: CoordinatorPlayer) -> None:
-        self.trace(f"{player.name}: acts in the middle of this")
-        under_way = [
-            (at_ms, number, event)
-            for at_ms, number, event in self._queue
-            if event.to is player and not event.is_gone
-        ]
-        if under_way and self.rng.random() < 0.5:
-            _, _, event = min(under_way, key=lambda entry: entry[:2])
-            event.is_gone = True
-            event.run()
-        else:
-            player.coordinator().driver.catch_up()
-            player.work()
-
-    def dismiss_a_member(self, node: CoordinatorPlayer) -> None:
-        """The lead revokes a member while its update is being summed."""
-        other = self.coordinators[node is self.coordinators[0]]
-        if self._is_racing or not other.is_up:
-            return
-        other.coordinator().driver.catch_up()
-        order = other.a_member()
-        if order is not None and self._trouble.may_dismiss():
-            self.trace(f"{other.name}: seat {order.seat} is revoked in the middle of this")
-            self._race(lambda: other.order(order))
+    # ---- crashes --------------------------------------------------------------------
 
     def crashed(self, crash: Crash) -> None:
         victim = crash.victim
@@ -367,12 +231,12 @@ class World:
         tail = _TAIL
         while self.steps < self.setting.steps and tail and not self.is_over:
             self.step()
-            tail -= self.watch.truth.finished is not None
+            tail -= self.watch.past.state.finished is not None
         if not self.is_over:
             self._calm_down()
             self._settle()
         self.watch.finish()
-        ends = self.watch.ends.values()
+        ends = self.watch.past.ends.values()
         completed = sum(isinstance(end, f.RoundCompleted) for end in ends)
         return Outcome(
             self.seed,
@@ -389,11 +253,8 @@ class World:
 
     def step(self) -> None:
         """The next event."""
-        at_ms, _, event = heapq.heappop(self._queue)
-        if event.is_gone:
-            return
+        event = self.calendar.take()
         self.steps += 1
-        self.now_ms = max(self.now_ms, at_ms)
         try:
             event.run()
         except Crash as crash:
@@ -419,7 +280,7 @@ class World:
         raise Violation("I-R2", "the faults have stopped, and something does not end")
 
     def _is_settled(self) -> bool:
-        truth = self.watch.truth
+        truth = self.watch.past.state
         if truth.round is not None or owed(truth):
             return False
         return all(p.owed(site.state) is None for site in self.honest)

@@ -8,18 +8,17 @@ import os
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from multiprocessing import Pool
+from multiprocessing import get_context
 from typing import Any
 
 from rich.progress import Progress
 
 from consortium.testing.world import World
 from consortium.testing.world_bugs import BUGS, planted
-from consortium.testing.world_rules import Violation
+from consortium.testing.world_past import Violation
 
 MAX_HUNT = 200  # seeds after which a planted bug counts as missed
 _UNEXPECTED = "no error may escape"
@@ -57,7 +56,7 @@ class Totals:
     steps: int = 0
     completed: int = 0
     failed: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, int] = field(default_factory=dict)
     violations: int = 0
     first: Result | None = None  # of the violations, the one with the lowest seed
 
@@ -66,7 +65,8 @@ class Totals:
         self.steps += result.steps
         self.completed += result.completed
         self.failed += result.failed
-        self.faults.update(result.faults)
+        for kind, count in result.faults.items():
+            self.faults[kind] = self.faults.get(kind, 0) + count
         if result.rule:
             self.violations += 1
             if self.first is None or result.seed < self.first.seed:
@@ -201,7 +201,7 @@ def _workers(count: int) -> Iterator[Any]:
     if count < 2:
         yield map
         return
-    with Pool(count) as pool:
+    with get_context("spawn").Pool(count) as pool:
         yield lambda run, items: pool.imap_unordered(run, items)
 
 

@@ -85,8 +85,8 @@ class RacingHands:
     def perform(self, duty: d.Duty, state: Federation) -> i.Input:
         done = self._hands.perform(duty, state)
         world = self._player.world
-        if isinstance(duty, d.Aggregate) and world.faults.chance(RACE):
-            world.dismiss_a_member(self._player)
+        if isinstance(duty, d.Aggregate) and world.faults.chance(3 * RACE):
+            world.pace.dismiss_a_member(self._player)
         world.meanwhile(self._player)
         return done
 
@@ -236,6 +236,7 @@ class CoordinatorPlayer:
 
     def order(self, item: i.Input) -> bool:
         """The lead's order; whether it was taken."""
+        self.world.trace(f"the lead → {self.name}: {type(item).__name__}")
         try:
             self.take(item)
         except (Refusal, StoreError):
@@ -243,6 +244,7 @@ class CoordinatorPlayer:
         return True
 
     def rotate(self) -> None:
+        self.world.trace(f"the lead → {self.name}: a new log key")
         try:
             self.coordinator().rotate_key()
         except StoreError:

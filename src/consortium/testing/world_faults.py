@@ -39,6 +39,7 @@ class Faults:
 
     rng: Random
     intensity: float
+    trace: Callable[[str], None]
     is_quiet: bool = False
     is_disk_full: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -47,8 +48,13 @@ class Faults:
         """Whether a fault of this kind happens now; counted if so."""
         if self.is_quiet or self.rng.random() >= rate * self.intensity:
             return False
-        self.counts[kind] += 1
+        self.happened(kind)
         return True
+
+    def happened(self, kind: str) -> None:
+        """Count a fault, and put it on record."""
+        self.counts[kind] += 1
+        self.trace(f"FAULT {kind}")
 
     def chance(self, rate: float) -> bool:
         """Like `strikes` for what is no fault by itself, such as a race."""
@@ -56,7 +62,7 @@ class Faults:
 
     def check_disk(self) -> None:
         if self.is_disk_full and not self.is_quiet:
-            self.counts["disk full"] += 1
+            self.happened("disk full")
             raise StoreFailedError("no space left")
 
 

@@ -66,7 +66,7 @@ class HostileSite:
             if lie is not None:
                 kind = kind or self._kind
                 if kind:
-                    self.world.faults.counts[f"hostile: {kind}"] += 1
+                    self.world.faults.happened(f"hostile: {kind}")
                 self._send(lie)
         return rng.randrange(_PAUSE_MS // 2, 2 * _PAUSE_MS) * (
             20 if self.world.faults.is_quiet else 1
@@ -145,14 +145,14 @@ class HostileSite:
 
     def _forged_evaluation(self) -> Body | None:
         """Of the right model, whether it is a member or not; or of another model."""
-        number, model = self.world.watch.last_candidate
+        number, model = self.world.watch.past.last_candidate
         if model is None:
             return None
         shown = self.world.rng.choice((model, model, _NOWHERE))
         return Scores(self._score(number, shown, 1e9))
 
     def _absurd_evaluation(self) -> Body | None:
-        number, model = self.world.watch.last_candidate
+        number, model = self.world.watch.past.last_candidate
         worst = self.world.rng.choice((float("nan"), float("inf"), 1e301))
         return Scores(self._score(number, model or _NOWHERE, worst))
 

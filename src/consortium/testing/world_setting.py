@@ -43,21 +43,21 @@ def draw_setting(rng: Random, terms: Terms | None, sites: int | None) -> Setting
         has_hostile=rng.random() < 0.5,
         intensity=rng.choice(_INTENSITIES),
         steps=rng.randrange(350, 700),
-        orders=rng.choice((0, 1, 2, 4)),
+        orders=rng.choice((0, 1, 2, 3, 5)),
         backup=rng.choice(("", "", "", "", "", "", "undone", "undone", "kept")),
     )
 
 
 def draw_terms(rng: Random, sites: int) -> Terms:
     """Both closing rules, with and without evaluation, small and large quorums."""
-    quorum = rng.randrange(2, sites - 1)
+    quorum = rng.choice((2, 2, max(2, sites - 2)))
     conditions = (Condition(READY, Comparison.EQUAL, True),) if rng.random() < 0.25 else ()
     has_evaluation = rng.random() < 0.5
     return Terms(
         rounds=rng.choice((1, 2, 3, 3)),
         quorum=quorum,
         wait_for=rng.randrange(quorum, sites),
-        target=rng.choice((0, rng.randrange(quorum, sites + 1))),
+        target=rng.choice((0, rng.randrange(quorum, sites + 1), sites)),
         fraction_ppm=rng.choice((PPM // 2, PPM)),
         overselect_ppm=rng.choice((PPM, PPM * 5 // 4, PPM * 3 // 2)),
         selection=rng.choice(list(Selection)),

@@ -198,7 +198,7 @@ class SitePlayer:
 
     def _evaluate(self, work: p.EvaluateHere) -> None:
         rng, now_ms = self.world.rng, self.clock.now_ms()
-        self.world.watch.fetched(work.model)
+        self.world.watch.past.fetched(work.model)
         if self.world.faults.chance(_BREAKS):
             self.feed(p.Broke(work.round, Failure.NO_TEST_DATA, now_ms))
             return

@@ -12,7 +12,7 @@ from consortium.core.ids import Seat
 from consortium.core.terms import DAY_MS, MINUTE_MS, SECOND_MS
 from consortium.testing.world_coordinator import CoordinatorPlayer
 from consortium.testing.world_faults import Crash
-from consortium.testing.world_rules import Violation, root_of
+from consortium.testing.world_past import Violation, root_of
 from consortium.testing.world_site import SitePlayer
 from consortium.testing.world_wire import Ask
 
@@ -34,7 +34,7 @@ class Trouble:
             ("coordinator crash before a commit", self._crash_coordinator),
             ("coordinator paused", self._pause),
             ("coordinator paused", self._pause),
-            ("disk full for a while", self._fill_disk),
+            ("disk full", self._fill_disk),
             ("clock jump of a coordinator", self._jump_coordinator),
             ("clock jump of a site", self._jump_site),
             ("site crash at rest", self._crash_site),
@@ -59,7 +59,7 @@ class Trouble:
         self._founding = len(world.records())
         world.later(self, self._pause_ms(), self._strike)
         for _ in range(world.setting.orders):
-            world.later(self, rng.randrange(20 * MINUTE_MS), self._order)
+            world.later(self, rng.randrange(12 * MINUTE_MS), self._order)
         if world.setting.backup:
             world.later(self, rng.randrange(2 * MINUTE_MS, 8 * MINUTE_MS), self._old_backup)
 
@@ -73,9 +73,8 @@ class Trouble:
             return
         kind, happen = self._rng.choice(self._kinds)
         self._world.later(self, self._pause_ms(), self._strike)
-        if happen():
-            self._world.faults.counts[kind] += 1
-            self._world.trace(f"FAULT {kind}")
+        if happen():  # some are counted elsewhere, or did not come about
+            self._world.faults.happened(kind)
 
     def _crash_coordinator(self) -> bool:
         player = self._rng.choice(self._world.coordinators)
@@ -93,11 +92,13 @@ class Trouble:
         return True
 
     def _fill_disk(self) -> bool:
+        """What it refuses is counted, not that it is full."""
         faults = self._world.faults
+        self._world.trace("the disk is full")
         faults.is_disk_full = True
         delay_ms = self._rng.randrange(5 * SECOND_MS, 90 * SECOND_MS)
         self._world.later(self, delay_ms, lambda: setattr(faults, "is_disk_full", False))
-        return True
+        return False
 
     def _jump_coordinator(self) -> bool:
         return self._jump(self._rng.choice(self._world.coordinators))
@@ -125,30 +126,25 @@ class Trouble:
 
     # ---- the lead -------------------------------------------------------------------
 
-    def may_dismiss(self) -> bool:
-        """Few enough have gone, so that a quorum is still there."""
-        self._dismissals += 1
-        return self._dismissals <= _MAX_DISMISSALS
-
     def _order(self) -> None:
         player = self._rng.choice(self._world.coordinators)
         if player.is_up and not self._world.faults.is_quiet:
-            order = self._rng.choice(self._orders)
-            self._world.trace(f"the lead orders something of {player.name}")
-            order(player)
+            self._rng.choice(self._orders)(player)
 
     def _dismiss(self, player: CoordinatorPlayer) -> bool:
-        if not self.may_dismiss():
+        """At most two, so that a quorum is left."""
+        self._dismissals += 1
+        if self._dismissals > _MAX_DISMISSALS:
             return False
         seat = Seat(self._rng.randrange(1, self._world.setting.sites + 1))
         return player.order(i.Dismiss(seat, Departure.REVOKED, player.clock.now_ms()))
 
     def _cancel(self, player: CoordinatorPlayer) -> bool:
-        number = self._world.watch.truth.last_number
+        number = self._world.watch.past.state.last_number
         return player.order(i.CancelRound(number, player.clock.now_ms()))
 
     def _roll_back(self, player: CoordinatorPlayer) -> bool:
-        version = self._rng.choice(sorted(self._world.watch.truth.versions))
+        version = self._rng.choice(sorted(self._world.watch.past.state.versions))
         return player.order(i.RollBack(version, player.clock.now_ms()))
 
     def _hold(self, player: CoordinatorPlayer) -> bool:
@@ -172,10 +168,10 @@ class Trouble:
         records = world.records()
         if len(records) <= self._founding + 2 or world.faults.is_quiet:
             return
-        world.faults.counts["old backup of the coordinators' log"] += 1
+        world.faults.happened("old backup of the coordinators' log")
         true_log = list(records)
         del records[rng.randrange(self._founding, len(records)) :]
-        world.trace(f"FAULT a backup of {len(records)} facts is put back for {len(true_log)}")
+        world.trace(f"a backup of {len(records)} facts is in the place of {len(true_log)}")
         self._begin_again()
         world.watch.is_off = world.faults.is_quiet = True
         for _ in range(rng.choice((0, 0, 2, 5))):  # it goes on from there, another way
@@ -187,7 +183,7 @@ class Trouble:
         self._begin_again()
 
     def _begin_again(self) -> None:
-        self._world.hush()
+        self._world.calendar.hush()
         for player in self._world.coordinators:
             player.crash()
             player.start()

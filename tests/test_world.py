@@ -1,0 +1,201 @@
+"""Federations among faults: rules hold, seeds replay, planted bugs are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from consortium.core.terms import MINUTE_MS, Close, Terms
+from consortium.drive.clock import Clock
+from consortium.drive.driver import Hands
+from consortium.drive.hands import CoordinatorHands
+from consortium.model import Layout, Vector
+from consortium.plan.values import StrategySection
+from consortium.store.ports import Blobs
+from consortium.testing.world import Violation, World, main, weighted_mean
+from consortium.testing.world_bugs import BUGS, planted
+from consortium.testing.world_campaign import MAX_HUNT, hunt, run_seed
+
+BLOCK = 50
+KINDS = {
+    "message lost",
+    "message duplicated",
+    "message delayed",
+    "message reordered",
+    "reply lost",
+    "coordinator crash before a commit",
+    "coordinator crash inside a commit",
+    "coordinator crash after a commit",
+    "coordinator paused",
+    "unknown commit, written",
+    "unknown commit, not written",
+    "disk full",
+    "site crash at rest",
+    "site crash before its own commit",
+    "site crash after its own commit",
+    "site crash before the spool is named",
+    "clock jump of a coordinator",
+    "clock jump of a site",
+    "old backup of a site's log",
+    "old backup of the coordinators' log",
+    "hostile: for another seat",
+    "hostile: wrong round",
+    "hostile: wrong base",
+    "hostile: not a number",
+    "hostile: garbage",
+    "hostile: too loud",
+    "hostile: late",
+    "hostile: another digest",
+    "hostile: forged evaluation",
+    "hostile: evaluation without a seat",
+    "hostile: replay",
+}
+
+
+def _run(seeds: Sequence[int]) -> tuple[Counter[str], Counter[str]]:
+    """(faults by kind, rounds by how they ended)."""
+    faults: Counter[str] = Counter()
+    rounds: Counter[str] = Counter()
+    for seed in seeds:
+        result = run_seed(seed)
+        assert not result.rule, f"seed {seed} broke {result.rule}: {result.message}"
+        faults.update(result.faults)
+        rounds.update(completed=result.completed, failed=result.failed)
+    return faults, rounds
+
+
+@pytest.mark.parametrize("first", range(0, 6 * BLOCK, BLOCK))
+def test_rules_hold_among_faults(first: int) -> None:
+    faults, rounds = _run(range(first, first + BLOCK))
+    assert faults.total() >= 50 * BLOCK
+    assert rounds["completed"] > BLOCK / 2
+    assert rounds["failed"] > 0
+
+
+def test_every_kind_of_fault_happens() -> None:
+    faults, _ = _run(range(1000, 1000 + BLOCK))
+    assert not KINDS - faults.keys()
+
+
+@pytest.mark.slow
+def test_rules_hold_in_a_long_campaign() -> None:
+    assert main(["--seeds", "10000", "--first", "100000"]) == 0
+
+
+def test_every_planted_bug_is_found() -> None:
+    missed = [catch.bug for catch in map(hunt, range(len(BUGS))) if not catch.seeds]
+    assert not missed, f"not found within {MAX_HUNT} seeds"
+
+
+def test_planted_bugs_leave_no_trace() -> None:
+    before = run_seed(3).digest
+    for bug in BUGS:
+        with planted(bug):
+            pass
+    assert run_seed(3).digest == before
+
+
+# ---- seeds --------------------------------------------------------------------------
+
+
+def test_a_seed_replays() -> None:
+    assert run_seed(11) == run_seed(11)
+    assert run_seed(11).digest != run_seed(12).digest
+
+
+def test_a_seed_does_not_depend_on_hash_randomisation() -> None:
+    command = [sys.executable, "-m", "consortium.testing.world", "--seed", "5"]
+    outputs = {
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for value in ("1", "2")
+    }
+    assert len(outputs) == 1
+    assert run_seed(5).digest in outputs.pop()
+
+
+# ---- a plan, an aggregation and a formula of one's own ------------------------------
+
+
+def test_terms_of_ones_own_are_used() -> None:
+    terms = Terms(
+        rounds=1,
+        quorum=2,
+        wait_for=3,
+        target=3,
+        duration_ms=5 * MINUTE_MS,
+        close=Close.QUORUM,
+    )
+    world = World(1, terms=terms, sites=9)
+    world.run()
+    assert world.watch.past.state.terms == terms
+    assert len(world.sites) == 9
+
+
+def _half_step(blobs: Blobs, clock: Clock) -> Hands:
+    layout = Layout.of({"w": np.zeros(5)})
+    strategy = StrategySection(server_lr=0.5)
+    return CoordinatorHands(layout, strategy, blobs, clock, lambda number: bytes(32))
+
+
+def _half(base: Vector, steps: Sequence[tuple[Vector, float]]) -> Vector:
+    return base + 0.5 * (weighted_mean(base, steps) - base)
+
+
+def test_an_aggregation_of_ones_own_is_held_against_its_formula() -> None:
+    for seed in range(10):
+        World(seed, sites=5, make_hands=_half_step, combine=_half).run()
+
+
+def test_an_aggregation_that_differs_from_its_formula_is_noticed() -> None:
+    world = World(0, sites=5, make_hands=_half_step)
+    with pytest.raises(Violation, match="I-R3"):
+        world.run()
+
+
+# ---- the command line ---------------------------------------------------------------
+
+
+def test_trace_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "4", "--trace"]) == 0
+    told = capsys.readouterr().out
+    for word in ("RoundOpened", "FAULT", "site 1 →", "the faults stop", "trace digest"):
+        assert word in told
+
+
+def test_a_broken_rule_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = next(bug for bug in BUGS if "counted twice" in bug.name)
+    with planted(twice):
+        assert main(["--seeds", "6", "--first", "40", "--workers", "1"]) == 1
+        told = capsys.readouterr().out
+        assert "I-R3" in told
+        replay = told.rpartition("replay: python -m consortium.testing.world ")[2].split()
+        assert main(replay) == 1
+    assert "BROKEN I-R3" in capsys.readouterr().out
+
+
+def test_an_unexpected_error_is_a_broken_rule_too() -> None:
+    key = next(bug for bug in BUGS if "does not learn" in bug.name)
+    with planted(key):
+        broken = [run_seed(seed) for seed in range(30)]
+    assert any("NoteError" in result.message for result in broken)
+
+
+def test_json_over_two_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "6", "--workers", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["seeds"] == 6
+    assert told["violations"] == 0
+    assert told["faults"]
