@@ -33,6 +33,8 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 
 soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.explore
+	@$(BIN)/python -m consortium.testing.world --planted
+	@$(BIN)/python -m consortium.testing.world --seeds 10000
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests
 
 docs: .venv/ready  ## write the generated parts of docs/ anew

@@ -7,6 +7,7 @@ parameters are checked by those who have the keys and the ledger.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Expected:
     dtype: np.dtype[Any]
     base: Digest
     clip: float | None
+    weights: tuple[float, float]  # least and most that a site may weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,12 @@ def check_update(data: bytes, expected: Expected) -> Findings:
     try:
         update = load_update(data, expected.size, expected.dtype)
         check_staleness(update, expected)
+        check_weight(update, expected)
         norm = check_magnitude(update, expected)
     except UpdateError as error:
         return Findings(_FAULTS[type(error)])
-    return Findings(None, update.weight, norm)
+    # Where a clip bounds every update, the norm is nobody's business.
+    return Findings(None, update.weight, norm if expected.clip is None else None)
 
 
 def check_staleness(update: Update, expected: Expected) -> None:
@@ -69,10 +73,18 @@ def check_staleness(update: Update, expected: Expected) -> None:
         raise StalenessError("the update was trained from another model than the round's")
 
 
+def check_weight(update: Update, expected: Expected) -> None:
+    """A site weighs what the plan lets it weigh, whatever it claims."""
+    least, most = expected.weights
+    if not least <= update.weight <= most:
+        raise MagnitudeError("the update claims a weight that the plan does not allow")
+
+
 def check_magnitude(update: Update, expected: Expected) -> float:
-    """The norm, which must not exceed the clip when the plan has one."""
+    """The norm, which must be finite and not exceed the clip when the plan has one."""
     weight = np.array([update.weight])
-    norm = float(norms(Rows(update.step[None, :], weight, weight))[0])
-    if expected.clip is not None and norm > expected.clip:
-        raise MagnitudeError("the update is larger than the plan's clip")
+    with np.errstate(over="ignore"):
+        norm = float(norms(Rows(update.step[None, :], weight, weight))[0])
+    if not math.isfinite(norm) or (expected.clip is not None and norm > expected.clip):
+        raise MagnitudeError("the update is larger than the plan's clip, or than any number")
     return norm

@@ -26,7 +26,18 @@ from consortium.errors import (
     WrongPhaseError,
 )
 
-from .small import SEED, START_MS, TERMS, World, digest, founded, ready, summing, training
+from .small import (
+    SEED,
+    START_MS,
+    TERMS,
+    World,
+    digest,
+    evaluating,
+    founded,
+    ready,
+    summing,
+    training,
+)
 
 
 def kinds(facts: tuple[Any, ...]) -> list[type[Any]]:
@@ -105,14 +116,17 @@ def test_layout_may_change_while_there_is_no_model() -> None:
     [
         i.AdoptPlan(digest("p2"), digest("t"), digest("layout"), TERMS, START_MS),
         i.InstallModel(digest("m2"), START_MS),
-        i.RollBack(0, START_MS),
+        i.RollBack(1, START_MS),
         i.Stop(START_MS),
         i.OpenRound(START_MS),
     ],
     ids=lambda item: type(item).__name__,
 )
 def test_what_belongs_between_rounds_is_refused_while_one_is_open(item: i.Input) -> None:
-    world = training()
+    world = ready()
+    world.give(i.InstallModel(digest("model 1"), START_MS))
+    world.give(i.RollBack(0, START_MS))
+    world.open()
     with pytest.raises(RoundOpenError, match="round 1 is open"):
         world.give(item)
 
@@ -310,6 +324,54 @@ def test_pause_after_a_failed_round_does_not_shorten_the_cadence() -> None:
     world = training(terms=replace(TERMS, every_ms=DAY_MS))
     world.give(i.CancelRound(1, START_MS + 10))
     assert owed(world.state) == (d.WakeAt(START_MS + DAY_MS),)
+
+
+def test_a_round_that_failed_is_tried_again_before_the_cadence() -> None:
+    world = training(terms=replace(TERMS, every_ms=DAY_MS))
+    world.fail(1)
+    assert owed(world.state) == (d.WakeAt(START_MS + TERMS.retry_ms),)
+
+
+def test_what_is_so_already_is_no_error_while_a_round_is_open() -> None:
+    world = training()
+    assert world.adopt(TERMS) == ()
+    assert world.give(i.InstallModel(digest("model 0"), START_MS)) == ()
+    assert world.give(i.RollBack(0, START_MS)) == ()
+    world.give(i.CancelRound(1, START_MS))
+    assert world.give(i.CancelRound(1, START_MS)) == ()
+
+
+def test_no_round_opens_by_itself_while_too_few_are_eligible() -> None:
+    world = ready(terms=replace(TERMS, seen_within_ms=1000))
+    assert world.tick(START_MS + 5000) == ()
+    for seat in (1, 2, 3):
+        world.give(i.Report(Seat(seat), (("gpu", True),), world.now_ms))
+    assert kinds(world.tick()) == [f.RoundOpened]
+
+
+def test_scores_of_withdrawn_versions_are_no_measure() -> None:
+    world = evaluating()
+    for seat in (1, 2, 3):
+        world.score(seat)
+    world.judge()
+    world.release()
+    assert world.state.scores == [0.2]
+    world.give(i.RollBack(0, START_MS))
+    assert (world.state.scores, world.state.best_score) == ([], None)
+
+
+@pytest.mark.parametrize("item", [i.Hold(0), i.Admit(SiteId("s1"), b"", 0), i.Tick(0)])
+def test_nothing_happens_before_the_federation_is_founded(item: i.Input) -> None:
+    with pytest.raises(WrongPhaseError, match="found the federation first"):
+        World().give(item)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "x" * 65])
+def test_ids_are_plain(name: str) -> None:
+    with pytest.raises(InvalidInputError):
+        World().give(i.Found(name, START_MS))
+    with pytest.raises(InvalidInputError):
+        founded().give(i.Admit(SiteId(name), b"", START_MS))
 
 
 @pytest.mark.parametrize("number", [0, 2])

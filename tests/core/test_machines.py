@@ -255,6 +255,7 @@ class Coordinator(RuleBasedStateMachine):
             "layout": digest(rng.choice(["layout", "another"])),
             "terms": self.state.terms,
             "now_ms": self.now_ms + rng.choice([0, 0, 10**7, -(10**7)]),
+            "awake_ms": rng.choice([0, self.now_ms]),
         }
         self.give(kind(**{name: wild_values[name] for name in kind.__dataclass_fields__}))
 

@@ -305,3 +305,40 @@ def test_site_follows_a_log_that_grows_and_refuses_any_other() -> None:
     ):
         with pytest.raises(error):
             site.give(offer)
+
+
+# ---- nothing leaves against the site's will -----------------------------------------
+
+
+@pytest.mark.parametrize("make", [invited, evaluating])
+def test_hold_gives_up_the_work_under_way(make: Any) -> None:
+    site = make()
+    assert len(site.give(p.HoldSite(NOW))) == 2
+    assert site.work == p.TellFailure(1, Failure.POLICY)
+    assert site.give(p.Trained(1, digest("update"), None, 64, NOW)) == ()
+
+
+@pytest.mark.parametrize("make", [sending, scoring])
+def test_nothing_is_sent_while_the_site_is_on_hold(make: Any) -> None:
+    site = make()
+    owed_before = site.work
+    assert len(site.give(p.HoldSite(NOW))) == 1
+    assert site.work is None
+    site.give(p.ResumeSite(NOW))
+    assert site.work == owed_before
+
+
+def test_withdrawal_gives_up_the_work_under_that_approval_alone() -> None:
+    site = invited()
+    site.give(p.Approve(digest("other"), digest("plan"), NOW))
+    site.give(p.Withdraw(digest("other"), digest("plan"), NOW))
+    assert site.state.stage is Stage.TRAINING
+    site.give(p.Withdraw(digest("task"), digest("plan"), NOW))
+    assert site.work == p.TellFailure(1, Failure.POLICY)
+
+
+def test_evaluation_needs_the_approval_too() -> None:
+    site = sending()
+    site.give(p.Withdraw(digest("task"), digest("plan"), NOW))
+    site.give(p.Asked(EVALUATE, NOW))
+    assert site.work == p.TellFailure(1, Failure.POLICY)

@@ -502,3 +502,18 @@ def test_cohort_that_trained_until_after_the_deadline_is_refused() -> None:
     world.now_ms += 1
     with pytest.raises(DeadlineExpiredError):
         _trained(world, 2)
+
+
+# ---- checks that outlive the deadline -----------------------------------------------
+
+
+def test_updates_in_time_are_counted_though_the_coordinator_was_down() -> None:
+    world = training(sites=5, terms=FIVE)
+    for seat in (1, 2, 3, 4):
+        world.submit(seat)
+    back_ms = world.round.deadline_ms + 10 * TERMS.grace_ms
+    assert world.give(i.Tick(back_ms, awake_ms=back_ms)) == ()
+    world.now_ms = back_ms + 1
+    for seat in (1, 2, 3):
+        assert kinds(world.check(seat)) == [f.UpdateAccepted]
+    assert world.check(4)[-1] == f.RoundClosed(1, (1, 2, 3, 4), world.now_ms)

@@ -54,27 +54,29 @@ WORLDS = [World, ready, training, summing, evaluating, with_cohort, ended]
 @pytest.mark.parametrize("make", WORLDS)
 def test_a_snapshot_is_the_identical_state(make: type[World]) -> None:
     state = make().state
-    again = snapshot.load(snapshot.save(state, b"last"), b"last")
+    again = snapshot.load(snapshot.save(state, b"last", b"code"), b"last", b"code")
     assert again == state
     assert again is not state
     if state.round is not None:
         assert owed(again) == owed(state)  # the order of seats is part of the state
 
 
-def test_a_snapshot_of_another_log_is_refused() -> None:
-    with pytest.raises(CodecError):
-        snapshot.load(snapshot.save(Federation(), b"last"), b"other")
+def test_a_snapshot_of_another_log_or_other_code_is_refused() -> None:
+    saved = snapshot.save(Federation(), b"last", b"code")
+    for last, code in ((b"other", b"code"), (b"last", b"other")):
+        with pytest.raises(CodecError):
+            snapshot.load(saved, last, code)
 
 
 @given(st.data())
 def test_a_damaged_snapshot_is_refused(data: st.DataObject) -> None:
-    saved = bytearray(snapshot.save(SAVED, b"last"))
+    saved = bytearray(snapshot.save(SAVED, b"last", b"code"))
     at = data.draw(st.integers(0, len(saved) - 1))
     saved[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CodecError):
-        snapshot.load(bytes(saved), b"last")
+        snapshot.load(bytes(saved), b"last", b"code")
     with pytest.raises(CodecError):
-        snapshot.load(bytes(saved[:at]), b"last")
+        snapshot.load(bytes(saved[:at]), b"last", b"code")
 
 
 SAVED = ended().state

@@ -32,6 +32,11 @@ class Partial:
     weight: float
 
 
+def joined(left: Partial, right: Partial) -> Partial:
+    """Two partial sums of one block. Real and simulated sites can share a block."""
+    return Partial(left.block, left.total + right.total, left.weight + right.weight)
+
+
 def sum_block(rows: Iterable[tuple[int, Vector, float]]) -> Partial:
     """The partial sum of (rank, vector, weight) in ascending rank within one block."""
     total: Total | None = None

@@ -48,14 +48,13 @@ def _plan_adopted(state: Federation, fact: f.PlanAdopted) -> None:
     state.plan, state.task, state.layout = fact.plan, fact.task, fact.layout
     state.terms = fact.terms
     state.finished = None
-    state.next_due_ms = 0
-    # Scores of another plan may be of another metric: the gate starts afresh.
-    state.scores, state.best_score, state.stale_rounds = [], None, 0
+    _start_afresh(state)  # another plan may be judged by another metric
 
 
 def _model_installed(state: Federation, fact: f.ModelInstalled) -> None:
     state.versions[fact.version] = Version(fact.model, None, 0)
     state.current = fact.version
+    _start_afresh(state)
 
 
 def _site_admitted(state: Federation, fact: f.SiteAdmitted) -> None:
@@ -92,6 +91,7 @@ def _site_departed(state: Federation, fact: f.SiteDeparted) -> None:
 
 def _rolled_back(state: Federation, fact: f.RolledBack) -> None:
     state.current = fact.version
+    _start_afresh(state)  # the versions that were withdrawn are no measure any more
 
 
 def _held(state: Federation, fact: f.FederationHeld) -> None:
@@ -233,7 +233,8 @@ def _evaluation_closed(state: Federation, fact: f.EvaluationClosed) -> None:
 
 def _judged(state: Federation, fact: f.Judged) -> None:
     _open(state).judged = fact
-    state.stale_rounds = 0 if fact.is_improvement else state.stale_rounds + 1
+    if fact.outcome is not f.Outcome.UNJUDGED:
+        state.stale_rounds = 0 if fact.is_improvement else state.stale_rounds + 1
 
 
 def _published(state: Federation, fact: f.ModelPublished) -> None:
@@ -255,8 +256,16 @@ def _completed(state: Federation, fact: f.RoundCompleted) -> None:
 def _failed(state: Federation, fact: f.RoundFailed) -> None:
     open_round = _open(state)
     open_round.reason = fact.reason
-    state.next_due_ms = max(state.next_due_ms, fact.at_ms + _terms(state).retry_ms)
+    retry_ms = fact.at_ms + _terms(state).retry_ms
+    if fact.reason is f.RoundEnd.CANCELLED:  # on purpose: the cadence stands
+        retry_ms = max(retry_ms, state.next_due_ms)
+    state.next_due_ms = retry_ms
     state.round, state.ended = None, open_round
+
+
+def _start_afresh(state: Federation) -> None:
+    """Forget the scores that the gate and patience compare with."""
+    state.scores, state.best_score, state.stale_rounds = [], None, 0
 
 
 def _fall(open_round: Round, seat: Seat, why: f.Fault | f.Failure) -> None:

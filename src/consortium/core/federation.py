@@ -19,10 +19,17 @@ from consortium.core import round as rounds
 from consortium.core import verdict
 from consortium.core.ending import Facts, fail
 from consortium.core.evolve import evolve, replay
-from consortium.core.ids import Seat
+from consortium.core.ids import Seat, is_plain_id
 from consortium.core.legal import is_legal
 from consortium.core.owing import owed, owed_by, why_not_open
-from consortium.core.roster import MAX_COHORT, MAX_REPORT, SEEN_GRAIN_MS, is_reportable
+from consortium.core.roster import (
+    MAX_COHORT,
+    MAX_REPORT,
+    SEEN_GRAIN_MS,
+    eligible,
+    encoded_report,
+    is_reportable,
+)
 from consortium.core.state import Federation
 from consortium.core.tables import Standing, Step
 from consortium.core.terms import Terms
@@ -39,10 +46,13 @@ __all__ = ["decide", "evolve", "is_legal", "owed", "owed_by", "replay"]
 
 
 LOG_KEY_BYTES = 32
+MAX_KEY_BYTES = 1024
 
 
 def decide(state: Federation, item: i.Input) -> Facts:
     """The facts that `item` brings about, or a `Refusal`. `state` is left as it was."""
+    if not state.id and type(item) is not i.Found:
+        raise WrongPhaseError("found the federation first")
     rule = _FEDERATION_RULES.get(type(item))
     if rule is not None:
         return rule(state, item)
@@ -55,8 +65,8 @@ def decide(state: Federation, item: i.Input) -> Facts:
 
 
 def _found(state: Federation, item: i.Found) -> Facts:
-    if not item.federation:
-        raise InvalidInputError("a federation has an id")
+    if not is_plain_id(item.federation):
+        raise InvalidInputError("a federation's id is 1 to 64 letters, digits and dashes")
     if state.id == item.federation:
         return ()
     if state.id:
@@ -65,9 +75,6 @@ def _found(state: Federation, item: i.Found) -> Facts:
 
 
 def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
-    _between_rounds(state)
-    if not state.id:
-        raise WrongPhaseError("found the federation first")
     if (state.plan, state.task, state.layout, state.terms) == (
         item.plan,
         item.task,
@@ -75,6 +82,7 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
         item.terms,
     ):
         return ()
+    _between_rounds(state)
     if not item.terms.are_sound():
         raise InvalidInputError("the plan's terms name a metric or a quorum that cannot be")
     if item.terms.rounds <= state.last_number:
@@ -88,12 +96,12 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
 
 
 def _install(state: Federation, item: i.InstallModel) -> Facts:
-    _between_rounds(state)
-    if state.standing not in (Standing.PLANNED, Standing.READY):
-        raise WrongPhaseError("a model is installed once a plan has been adopted")
     present = state.versions.get(state.current)
     if present is not None and present.model == item.model:
         return ()
+    _between_rounds(state)
+    if state.standing not in (Standing.PLANNED, Standing.READY):
+        raise WrongPhaseError("a model is installed once a plan has been adopted")
     version = max(state.versions) + 1 if state.versions else 0
     return (f.ModelInstalled(version, item.model, item.now_ms),)
 
@@ -104,8 +112,8 @@ def _admit(state: Federation, item: i.Admit) -> Facts:
         if state.roster.members[seat].key == item.key:
             return ()
         raise UnauthorizedClientError("another key is on record for this site")
-    if not item.site:
-        raise InvalidInputError("a site has an id")
+    if not is_plain_id(item.site) or len(item.key) > MAX_KEY_BYTES:
+        raise InvalidInputError("a site's id is 1 to 64 letters, digits and dashes")
     admitted = f.SiteAdmitted(Seat(state.roster.next_seat), item.site, item.key, item.now_ms)
     return (admitted, *_look_again(state, admitted))
 
@@ -153,10 +161,12 @@ def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
 
 
 def _roll_back(state: Federation, item: i.RollBack) -> Facts:
-    _between_rounds(state)
     if item.version not in state.versions:
         raise UnknownVersionError(f"there is no model version {item.version}")
-    return () if item.version == state.current else (f.RolledBack(item.version, item.now_ms),)
+    if item.version == state.current:
+        return ()
+    _between_rounds(state)
+    return (f.RolledBack(item.version, item.now_ms),)
 
 
 def _hold(state: Federation, item: i.Hold) -> Facts:
@@ -205,7 +215,7 @@ def _report(state: Federation, item: i.Report) -> Facts:
             f"a report has at most {MAX_REPORT} entries: short names with a truth value, a "
             "finite number or a short text"
         )
-    is_news = item.report != member.report
+    is_news = encoded_report(item.report) != encoded_report(member.report)
     if not is_news and item.now_ms - member.seen_ms < SEEN_GRAIN_MS:
         return ()
     reported = f.SiteReported(item.seat, item.report, item.now_ms)
@@ -218,12 +228,15 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
     if terms is None:
         return ()
     if open_round is None:
-        is_due = item.now_ms >= state.next_due_ms
-        return _opening(state, item.now_ms) if is_due and why_not_open(state) is None else ()
+        if item.now_ms < state.next_due_ms or why_not_open(state) is not None:
+            return ()
+        # A round that nobody could be invited to would only use up the plan.
+        has_sites = len(eligible(state.roster, terms, item.now_ms)) >= terms.wait_for
+        return _opening(state, item.now_ms) if has_sites else ()
     if open_round.step is Step.SELECTING:
         return rounds.select(state, terms, open_round, item.now_ms)
     if open_round.step is Step.TRAINING:
-        return rounds.tick(state, terms, open_round, item.now_ms)
+        return rounds.tick(state, terms, open_round, item)
     if open_round.step is Step.EVALUATING:
         return verdict.tick_evaluation(open_round, item.now_ms)
     return ()
@@ -255,6 +268,9 @@ def _opening(state: Federation, now_ms: int) -> Facts:
 
 
 def _cancel(state: Federation, terms: Terms, item: i.CancelRound) -> Facts:
+    ended = state.ended
+    if ended is not None and (ended.number, ended.reason) == (item.round, f.RoundEnd.CANCELLED):
+        return ()
     if state.round is None or state.round.number != item.round:
         raise WrongPhaseError(f"round {item.round} is not open")
     return fail(state.round, terms, f.RoundEnd.CANCELLED, item.now_ms)

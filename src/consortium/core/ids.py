@@ -19,6 +19,14 @@ Seats = tuple[Seat, ...]
 DIGEST_BYTES = 32
 
 
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+def is_plain_id(text: str) -> bool:
+    """Whether `text` can name a federation or a site: it may become part of a file's name."""
+    return 0 < len(text) <= 64 and _PLAIN.issuperset(text)
+
+
 class Secret:
     """A value that must never be written down: noise seeds, masks, private keys.
 

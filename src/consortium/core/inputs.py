@@ -140,6 +140,7 @@ class Score:
 @dataclass(frozen=True, slots=True)
 class Tick:
     now_ms: int
+    awake_ms: int = 0  # since when somebody has been there to perform duties
 
 
 @dataclass(frozen=True, slots=True)

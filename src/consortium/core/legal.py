@@ -38,6 +38,8 @@ def is_legal(state: Federation, fact: f.Fact) -> bool:
 def why_illegal(state: Federation, fact: f.Fact) -> str | None:
     """What is wrong with `fact` here, in a few words; None when it is legal."""
     kind = type(fact)
+    if not state.id and kind is not f.FederationFounded:
+        return "the federation has not been founded"
     if kind in _ROUND_CHECKS:
         open_round = state.round
         if open_round is None or open_round.number != fact.round:  # type: ignore[union-attr]  # round facts have it
@@ -139,7 +141,11 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
         _are_invitable(state, open_round, fact.seats) and fact.target > 0
     ),
     f.BackupsInvited: lambda state, open_round, fact: _are_invitable(state, open_round, fact.seats),
-    f.DeadlineExtended: lambda state, open_round, fact: fact.deadline_ms > open_round.deadline_ms,
+    f.DeadlineExtended: lambda state, open_round, fact: (
+        fact.deadline_ms > open_round.deadline_ms
+        and state.terms is not None
+        and open_round.extensions < state.terms.max_extensions
+    ),
     f.UpdateReceived: lambda state, open_round, fact: (
         fact.seat in open_round.waiting and fact.at_ms <= open_round.deadline_ms
     ),

@@ -79,6 +79,8 @@ class Participant:
     is_held: bool = False
     stage: Stage = Stage.IDLE
     round: int = 0  # the newest round that this site has dealt with
+    task: Digest | None = None
+    plan: Digest | None = None
     base: Digest | None = None
     deadline_ms: int = 0
     private_state: Digest | None = None
@@ -107,11 +109,22 @@ def _approve(state: Participant, item: Approve) -> SiteFacts:
 def _withdraw(state: Participant, item: Withdraw) -> SiteFacts:
     if (item.task, item.plan) not in state.approved:
         return ()
-    return (s.ApprovalWithdrawn(item.task, item.plan, item.now_ms),)
+    withdrawn = s.ApprovalWithdrawn(item.task, item.plan, item.now_ms)
+    is_present = (item.task, item.plan) == (state.task, state.plan)
+    return (withdrawn, *(_stopped(state, item.now_ms) if is_present else ()))
 
 
 def _hold(state: Participant, item: HoldSite) -> SiteFacts:
-    return () if state.is_held else (s.SiteHeld(item.now_ms),)
+    if state.is_held:
+        return ()
+    return (s.SiteHeld(item.now_ms), *_stopped(state, item.now_ms))
+
+
+def _stopped(state: Participant, now_ms: int) -> SiteFacts:
+    """Work under way is given up, and only the code of why leaves."""
+    if state.stage not in (Stage.TRAINING, Stage.EVALUATING):
+        return ()
+    return (s.WorkFailed(state.round, Failure.POLICY, now_ms),)
 
 
 def _resume(state: Participant, item: ResumeSite) -> SiteFacts:
@@ -147,6 +160,8 @@ def _asked_to_evaluate(state: Participant, duty: d.Evaluate, now_ms: int) -> Sit
         raise WrongRoundError(f"this site took no part in round {duty.round}")
     if state.stage not in (Stage.SENDING, Stage.SENT) or state.model == duty.model:
         return ()
+    if state.is_held or (state.task, state.plan) not in state.approved:
+        return (s.WorkFailed(duty.round, Failure.POLICY, now_ms),)
     taken = s.EvaluationTaken(duty.round, duty.model, duty.base, duty.deadline_ms, now_ms)
     return (taken,)
 
@@ -250,6 +265,7 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
         case s.InvitationTaken():
             _begin(state, fact.round)
             state.base, state.deadline_ms = fact.base, fact.deadline_ms
+            state.task, state.plan = fact.task, fact.plan
         case s.InvitationDeclined():
             _begin(state, fact.round)
             state.failure = fact.failure
@@ -276,7 +292,10 @@ def _begin(state: Participant, number: int) -> None:
 
 
 def owed(state: Participant) -> SiteWork | None:
-    """What the site must be doing now; None while it waits to be asked."""
+    """What the site must be doing now; None while it waits to be asked, and while it is on
+    hold and has something to send: then nothing leaves."""
+    if state.is_held and state.stage in (Stage.SENDING, Stage.SCORING):
+        return None
     match state.stage:
         case Stage.TRAINING:
             assert state.base is not None

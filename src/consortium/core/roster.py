@@ -112,6 +112,11 @@ def is_reportable(entry: tuple[str, ReportValue]) -> bool:
     return len(name) <= MAX_REPORT_TEXT and abs(value) <= MAX_REPORT_NUMBER
 
 
+def encoded_report(report: tuple[tuple[str, ReportValue], ...]) -> list[tuple[str, str, str]]:
+    """A form in which `1`, `1.0` and `true` differ, as they do for conditions."""
+    return [(name, type(value).__name__, repr(value)) for name, value in report]
+
+
 def _holds(condition: Condition, value: ReportValue | None) -> bool:
     if value is None or _is_number(value) != _is_number(condition.value):
         return False

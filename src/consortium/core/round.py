@@ -165,9 +165,13 @@ def depart(state: Federation, terms: Terms, seat: Seat, now_ms: int) -> Facts:
     return _settle(state, terms, _Tally.of(open_round).without(seat), now_ms, lost=True)
 
 
-def tick(state: Federation, terms: Terms, open_round: Round, now_ms: int) -> Facts:
-    """While TRAINING: time has passed."""
-    return _settle(state, terms, _Tally.of(open_round), now_ms)
+def tick(state: Federation, terms: Terms, open_round: Round, item: i.Tick) -> Facts:
+    """While TRAINING: time has passed. Checks that are still running at the deadline get the
+    grace, counted from when the coordinator was there to make them: what was received in
+    time is not lost because it was down."""
+    grace_ends_ms = max(open_round.deadline_ms, item.awake_ms) + terms.grace_ms
+    tally = replace(_Tally.of(open_round), is_overdue=item.now_ms > grace_ends_ms)
+    return _settle(state, terms, tally, item.now_ms)
 
 
 # ---- closing ------------------------------------------------------------------------
@@ -184,6 +188,7 @@ class _Tally:
     newly: tuple[Seat, ...] = ()  # accepted by this very input
     new_norm: float | None = None
     gone: Seat | None = None  # taken out by this very input
+    is_overdue: bool = False  # checks have had their grace
 
     @classmethod
     def of(cls, open_round: Round) -> _Tally:
@@ -255,7 +260,7 @@ def _settle(
     pending = tally.waiting + tally.unchecked
     if count >= open_round.quorum and _is_enough(terms, tally, count, now_ms):
         return _close(terms, tally, now_ms)
-    if is_late and tally.unchecked and now_ms <= open_round.deadline_ms + terms.grace_ms:
+    if is_late and tally.unchecked and not tally.is_overdue:
         return ()  # these came in time: their checks are still running
     in_sight = count if is_late else count + pending
     missing = open_round.quorum - in_sight
@@ -288,8 +293,7 @@ def _is_enough(terms: Terms, tally: _Tally, count: int, now_ms: int) -> bool:
     if tally.waiting + tally.unchecked == 0:
         return True
     is_late = now_ms > open_round.deadline_ms
-    has_checks = tally.unchecked > 0 and now_ms <= open_round.deadline_ms + terms.grace_ms
-    return is_late and not has_checks
+    return is_late and (tally.unchecked == 0 or tally.is_overdue)
 
 
 def _backups(

@@ -21,33 +21,28 @@ _STATE = (Federation, Roster, Member, Round, Sums, Version)
 _CHECKSUM_BYTES = 32
 
 
-def save(state: Federation, last_record: bytes) -> bytes:
-    """The state after a log that ends with `last_record`."""
+def save(state: Federation, last_record: bytes, code: bytes) -> bytes:
+    """The state after a log that ends with `last_record`, folded by the code of that digest."""
     out = bytearray()
     _root()[0](out, state)
-    return _seal(bytes(out), last_record) + bytes(out)
+    return _seal(bytes(out), last_record, code) + bytes(out)
 
 
-def load(snapshot: bytes, last_record: bytes) -> Federation:
+def load(snapshot: bytes, last_record: bytes, code: bytes) -> Federation:
     """The state, if this snapshot was saved by this very code after this very record.
 
     Raises `CodecError` for anything else.
     """
     sealed, body = snapshot[:_CHECKSUM_BYTES], snapshot[_CHECKSUM_BYTES:]
-    if sealed != _seal(body, last_record):
+    if sealed != _seal(body, last_record, code):
         raise CodecError("the snapshot is not of this log, of other code, or damaged")
     state, _ = _root()[1](body, 0)
     assert isinstance(state, Federation)
     return state
 
 
-def _seal(body: bytes, last_record: bytes) -> bytes:
-    return sha256(_schema_text().encode() + sha256(last_record).digest() + body).digest()
-
-
-def _schema_text() -> str:
-    """Names and types of all that state is made of: other code, other text."""
-    return repr([(cls.__name__, sorted(get_type_hints(cls).items())) for cls in _STATE])
+def _seal(body: bytes, last_record: bytes, code: bytes) -> bytes:
+    return sha256(sha256(code).digest() + sha256(last_record).digest() + body).digest()
 
 
 _coders: dict[str, Coder] = {}

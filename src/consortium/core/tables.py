@@ -157,6 +157,8 @@ PARTICIPANT: Moves = {
     (Stage.SENDING, site.RoundLeft): Stage.IDLE,
     (Stage.SENDING, site.EvaluationTaken): Stage.EVALUATING,
     (Stage.SENT, site.EvaluationTaken): Stage.EVALUATING,
+    (Stage.SENDING, site.WorkFailed): Stage.REPORTING,
+    (Stage.SENT, site.WorkFailed): Stage.REPORTING,
     (Stage.EVALUATING, site.ScoreSpooled): Stage.SCORING,
     (Stage.EVALUATING, site.WorkFailed): Stage.REPORTING,
     (Stage.SCORING, site.ScoreTold): Stage.SENT,

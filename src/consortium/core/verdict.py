@@ -196,7 +196,7 @@ def judge(state: Federation, terms: Terms, item: i.Verdict) -> Facts:
     if is_accepted:
         return (judged,)
     completed = f.RoundCompleted(item.round, item.outcome, item.now_ms)
-    stale_rounds = state.stale_rounds + 1
+    stale_rounds = state.stale_rounds + (item.outcome is f.Outcome.KEPT)
     return (judged, completed, *finish(terms, item.round, item.now_ms, stale_rounds))
 
 

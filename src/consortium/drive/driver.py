@@ -8,6 +8,9 @@ decision is made again: several coordinators need no lock.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
 from typing import Protocol
 
 from consortium.core import duties as d
@@ -18,7 +21,7 @@ from consortium.core.ending import Facts
 from consortium.core.federation import decide, evolve, owed
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
-from consortium.errors import CodecError, ConflictError, InternalError, Refusal
+from consortium.errors import CodecError, ConflictError, ConsortiumError, InternalError, Refusal
 from consortium.store.ports import Cache, Log
 
 _MAX_ATTEMPTS = 100
@@ -34,6 +37,16 @@ class Hands(Protocol):
         ...
 
 
+@lru_cache(maxsize=1)
+def code_digest() -> bytes:
+    """The SHA-256 of the core's own source: other code, other snapshots."""
+    digest = sha256()
+    for file in sorted(files("consortium.core").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".py"):
+            digest.update(file.read_bytes())
+    return digest.digest()
+
+
 class Driver:
     """One federation, folded from its stream."""
 
@@ -42,6 +55,7 @@ class Driver:
         self._stream = stream
         self._clock = clock
         self._cache = cache
+        self._awake_ms = clock.now_ms()
         self._ticked: tuple[int, int] = (-1, -1)  # (position, time) of the last tick
         self.state, self._position = self._remembered()
         self._saved_at = self._position
@@ -69,7 +83,8 @@ class Driver:
         position = int.from_bytes(stored[:_POSITION_BYTES], "big")
         last = list(self._log.read(self._stream, max(0, position - 1), position))
         try:
-            return snapshot.load(stored[_POSITION_BYTES:], b"".join(last)), position
+            state = snapshot.load(stored[_POSITION_BYTES:], b"".join(last), code_digest())
+            return state, position
         except CodecError:
             return Federation(), 0
 
@@ -78,7 +93,8 @@ class Driver:
         if self._cache is None or self._position - self._saved_at < _SNAPSHOT_EVERY:
             return
         last = b"".join(self._log.read(self._stream, self._position - 1, self._position))
-        stored = self._position.to_bytes(_POSITION_BYTES, "big") + snapshot.save(self.state, last)
+        saved = snapshot.save(self.state, last, code_digest())
+        stored = self._position.to_bytes(_POSITION_BYTES, "big") + saved
         self._cache.put(f"snapshot/{self._stream}", stored)
         self._saved_at = self._position
 
@@ -112,20 +128,33 @@ class Driver:
         raise InternalError(f"{_MAX_ATTEMPTS} others were faster to append")
 
     def work(self, hands: Hands) -> Facts:
-        """Perform the first duty that is due; its facts, or none when all that is left is
-        to wait."""
+        """Perform the first duty that leads to facts; none when all that is left is to wait.
+
+        Time goes first, and a duty that fails does not keep the others from being tried: a
+        round must end whatever happens to one site's update. The failure is raised last.
+        """
         now_ms = self._clock.now_ms()
-        for duty in owed(self.state):
-            if not isinstance(duty, d.WakeAt):
+        duties = owed(self.state)
+        is_due = any(isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in duties)
+        if is_due and self._ticked != (self._position, now_ms):
+            tick = (self._position, now_ms)
+            facts = self.feed(i.Tick(now_ms, self._awake_ms))
+            self._ticked = tick  # only now: a tick that the store refused is owed still
+            if facts:
+                return facts
+        failure: ConsortiumError | None = None
+        for duty in duties:
+            if isinstance(duty, d.WakeAt):
+                continue
+            try:
                 facts = self.feed(hands.perform(duty, self.state))
-            elif duty.at_ms <= now_ms and self._ticked != (self._position, now_ms):
-                tick = (self._position, now_ms)
-                facts = self.feed(i.Tick(now_ms))
-                self._ticked = tick  # only now: a tick that the store refused is owed still
-            else:
+            except ConsortiumError as error:
+                failure = failure or error
                 continue
             if facts:
                 return facts
+        if failure is not None:
+            raise failure
         return ()
 
     def wakes_at_ms(self) -> int | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
 
 import numpy as np
 
-from consortium.aggregate.weighted import BLOCK, Partial, WeightedMean, blocks, step
-from consortium.checks import Expected, check_update
+from consortium.aggregate.weighted import BLOCK, Partial, WeightedMean, blocks, joined, step
+from consortium.checks import Expected, Findings, check_update
 from consortium.core import duties as d
 from consortium.core import inputs as i
-from consortium.core.facts import RoundEnd
+from consortium.core.facts import Fault, RoundEnd
 from consortium.core.ids import Digest
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
-from consortium.errors import InternalError
+from consortium.errors import CorruptBlobError, InternalError, MissingBlobError, ModelFileError
 from consortium.gate import judge
 from consortium.model import Layout, Vector, load_model, load_update, save_model
 from consortium.plan.values import StrategySection
@@ -59,35 +62,48 @@ class CoordinatorHands:
 
     def _check(self, duty: d.Check, state: Federation, now_ms: int) -> i.Checked:
         assert state.round is not None
-        expected = Expected(
-            self.layout.size, self.layout.dtype, state.round.base, self.strategy.clip
-        )
-        found = check_update(self.blobs.get(duty.update), expected)
+        try:
+            found = check_update(self.blobs.get(duty.update), self.expected(state.round.base))
+        except (MissingBlobError, CorruptBlobError):
+            found = Findings(Fault.FORMAT)  # it was here; the round must not wait for it
         return i.Checked(
             duty.round, duty.seat, duty.update, found.fault, found.weight, found.norm, now_ms
         )
 
+    def expected(self, base: Digest) -> Expected:
+        """What an update trained from `base` must be under this plan."""
+        limits = self.strategy.weighing().limits()
+        layout = self.layout
+        return Expected(layout.size, layout.dtype, base, self.strategy.clip, limits)
+
     def _aggregate(self, duty: d.Aggregate, now_ms: int) -> i.Summed | i.NotSummed:
         mean = WeightedMean()
-        for partial in self._partials(duty):
-            mean.merge(partial)
-        base = self.model(duty.base)
+        try:
+            for partial in self._partials(duty):
+                mean.merge(partial)
+        except (MissingBlobError, CorruptBlobError):
+            return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, now_ms)
         with np.errstate(over="ignore", invalid="ignore"):
-            candidate = step(base, mean.finish(), self.strategy.server_lr)
-        if not np.isfinite(candidate).all():
+            candidate = step(self.model(duty.base), mean.finish(), self.strategy.server_lr)
+            stored = save_model(self.layout, candidate)
+        try:
+            load_model(self.layout, stored)  # finite also after the cast to the tensors' types
+        except ModelFileError:
             return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, now_ms)
-        model = self.blobs.put(save_model(self.layout, candidate))
-        return i.Summed(duty.round, duty.count, model, None, now_ms)
+        return i.Summed(duty.round, duty.count, self.blobs.put(stored), None, now_ms)
 
     def _partials(self, duty: d.Aggregate) -> Iterator[Partial]:
-        """Block sums in ascending order: of simulated cohorts, or of single updates."""
-        if duty.partials:
-            for rank, weight, digest in duty.partials:
-                stored = load_update(self.blobs.get(digest), self.layout.size, _FLOAT64)
-                total = stored.step.astype(np.float64)
-                yield Partial(rank // BLOCK, total, weight)
-        else:
-            yield from blocks(self._updates(duty))
+        """Block sums in ascending order, of simulated cohorts and of single updates."""
+        both = heapq.merge(
+            self._cohorts(duty), blocks(self._updates(duty)), key=lambda partial: partial.block
+        )
+        for _, same in groupby(both, key=lambda partial: partial.block):
+            yield reduce(joined, same)
+
+    def _cohorts(self, duty: d.Aggregate) -> Iterator[Partial]:
+        for rank, weight, digest in duty.partials:
+            stored = load_update(self.blobs.get(digest), self.layout.size, _FLOAT64)
+            yield Partial(rank // BLOCK, stored.step.astype(np.float64), weight)
 
     def _updates(self, duty: d.Aggregate) -> Iterator[tuple[int, Vector, float]]:
         for rank, digest in duty.updates:

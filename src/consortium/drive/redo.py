@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from consortium.checks import Expected, check_update
+from consortium.checks import check_update
 from consortium.core import duties as d
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -12,6 +12,7 @@ from consortium.core.state import Federation
 from consortium.drive.clock import ManualClock
 from consortium.drive.hands import CoordinatorHands
 from consortium.errors import ConsortiumError
+from consortium.gate import judge
 from consortium.model import Layout, digest_of
 from consortium.plan.values import Plan
 from consortium.store.ports import Blobs
@@ -36,6 +37,8 @@ class Redo:
                     return self._check(state, fact)
                 case f.Aggregated():
                     return self._sum(state, fact)
+                case f.Judged():
+                    return self._judge(state, fact)
                 case _:
                     return None
         except ConsortiumError as error:
@@ -59,8 +62,7 @@ class Redo:
     def _check(self, state: Federation, fact: f.UpdateAccepted | f.UpdateRejected) -> str | None:
         hands, open_round = self._present_hands(), state.round
         assert open_round is not None
-        layout, clip = hands.layout, hands.strategy.clip
-        expected = Expected(layout.size, layout.dtype, open_round.base, clip)
+        expected = hands.expected(open_round.base)
         found = check_update(self._blobs.get(open_round.submitted[fact.seat]), expected)
         if isinstance(fact, f.UpdateRejected):
             seen_here = (f.Fault.FORMAT, f.Fault.DIMENSIONS, f.Fault.MAGNITUDE, f.Fault.STALENESS)
@@ -73,6 +75,12 @@ class Redo:
         if (found.weight, found.norm) != (fact.weight, fact.norm):
             return "the update has another weight or norm than the log says"
         return None
+
+    def _judge(self, state: Federation, fact: f.Judged) -> str | None:
+        (duty,) = owed(state)
+        assert isinstance(duty, d.Judge) and state.terms is not None
+        outcome = judge(state.terms, duty).outcome
+        return None if outcome is fact.outcome else f"the gate says {outcome.name}"
 
     def _sum(self, state: Federation, fact: f.Aggregated) -> str | None:
         (duty,) = owed(state)

@@ -128,6 +128,10 @@ class StrategySection(_Section):
     clip: float | None = Field(default=None, ge=1e-9, description="largest L2 norm of an update")
     server_lr: float = Field(default=1.0, gt=0, le=10, description="step of the server")
 
+    def weighing(self) -> Weigh:
+        """How much each site counts."""
+        return Weigh(Weighting(self.weight), self.weight_cap or 0.0)
+
 
 class TrainingSection(_Section):
     """What sites do between invitation and update. The task reads it as `site.training`."""
@@ -189,9 +193,11 @@ class Plan(_Section):
         return guarantees(self)
 
     def canonical(self) -> bytes:
-        """What the digest covers: every key with its value, but for where the plan runs. As a
-        blob these bytes have the plan's digest for their name."""
-        values = self.model_dump(mode="json", exclude=DEPLOYMENT_KEYS)
+        """What the digest covers: every key that is not at its default, but for where the plan
+        runs. Defaults are part of the form and never change; a new key has a default that
+        means what plans without it meant, so old plans keep their digests. As a blob these
+        bytes have the plan's digest for their name."""
+        values = self.model_dump(mode="json", exclude=DEPLOYMENT_KEYS, exclude_defaults=True)
         return _CONTEXT + json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -213,10 +219,9 @@ class Plan(_Section):
 
     def pipeline(self) -> Chain:
         """What happens to an update before it leaves a site."""
-        strategy = self.strategy
-        stages: list[Stage] = [Weigh(Weighting(strategy.weight), strategy.weight_cap or 0.0)]
-        if strategy.clip is not None:
-            stages.append(ClipByNorm(strategy.clip))
+        stages: list[Stage] = [self.strategy.weighing()]
+        if self.strategy.clip is not None:
+            stages.append(ClipByNorm(self.strategy.clip))
         return chain(*stages)
 
     def terms(self, metrics: tuple[Metric, ...]) -> Terms:

@@ -145,7 +145,7 @@ class World:
     def _admit(self, seat: Seat, first: CoordinatorPlayer, approval: p.Approve) -> None:
         is_hostile = self.setting.has_hostile and seat == self.setting.sites
         site = HostileSite(seat, self) if is_hostile else SitePlayer(seat, self)
-        first.take(i.Admit(SiteId(f"site {seat}"), site.key, self.now_ms))
+        first.take(i.Admit(SiteId(f"site-{seat}"), site.key, self.now_ms))
         region = "north" if seat % 2 else "south"
         first.take(i.Report(seat, ((READY, True), (REGION, region)), self.now_ms))
         self.sites.append(site)

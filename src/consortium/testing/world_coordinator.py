@@ -100,6 +100,7 @@ class CoordinatorPlayer:
         self.blobs = FaultyBlobs(world.blobs, world.faults)
         self.log = FaultyLog(world.log, world, self)
         self.is_paused = False
+        self.awake_ms = 0  # when it was started, by its own clock
         self.running: Coordinator | None = None
         self.hands: Hands | None = None
 
@@ -111,6 +112,7 @@ class CoordinatorPlayer:
         """Recovery: fold the log, and nothing else."""
         world = self.world
         directory = MemoryDirectory(self.log, world.keyring)
+        self.awake_ms = self.clock.now_ms()
         self.running = Coordinator(directory, STREAM, self.clock)
         hands = world.make_hands(self.blobs, self.clock)
         self.hands = RacingHands(hands, self)

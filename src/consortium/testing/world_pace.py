@@ -103,16 +103,22 @@ class Pace:
             player.work()
 
     def dismiss_a_member(self, node: CoordinatorPlayer) -> None:
-        """The lead revokes a member while its update is being summed."""
+        """The lead revokes a member while its update is being summed: through the other
+        coordinator, or through this one if the other is away."""
         other = self._other(node)
-        if self._is_racing or not other.is_up:
+        if self._is_racing or self._has_dismissed:
             return
-        other.coordinator().driver.catch_up()
-        order = other.a_member()
-        if order is not None and not self._has_dismissed:
-            self._has_dismissed = True
-            self._world.trace(f"{other.name}: seat {order.seat} is revoked in the middle of this")
+        player = other if other.is_up else node
+        player.coordinator().driver.catch_up()
+        order = player.a_member()
+        if order is None:
+            return
+        self._has_dismissed = True
+        self._world.trace(f"seat {order.seat} is revoked in the middle of this")
+        if player is other:
             self._race(lambda: other.order(order))
+        else:
+            node.order(order)
 
     def _other(self, node: object) -> CoordinatorPlayer:
         first, second = self._world.coordinators

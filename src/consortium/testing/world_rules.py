@@ -101,7 +101,7 @@ class Watch:
         if open_round is not None and terms is not None:
             ends_ms = {
                 Step.SELECTING: open_round.deadline_ms,
-                Step.TRAINING: open_round.deadline_ms + terms.grace_ms,
+                Step.TRAINING: max(open_round.deadline_ms, player.awake_ms) + terms.grace_ms,
                 Step.EVALUATING: open_round.evaluate_by_ms,
             }[open_round.step]
             must(now_ms <= ends_ms, "I-R2", f"round {open_round.number} is overdue")

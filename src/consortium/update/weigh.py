@@ -9,6 +9,9 @@ import numpy as np
 
 from consortium.update.stage import Bound, Domain, Rows
 
+# No site has more records than this; a larger claim is a lie or a mistake.
+MAX_SAMPLES = 1e12
+
 
 class Weighting(Enum):
     """By sample count, all alike, by sample count up to a cap, or by its square root."""
@@ -44,6 +47,18 @@ class Weigh:
             case Weighting.SQRT:
                 weights = np.sqrt(samples)
         return replace(rows, weights=weights)
+
+    def limits(self) -> tuple[float, float]:
+        """The least and the most that a site may weigh: what a coordinator checks."""
+        match self.by:
+            case Weighting.UNIFORM:
+                return 1.0, 1.0
+            case Weighting.CAPPED:
+                return 0.0, 1.0
+            case Weighting.SAMPLES:
+                return 1.0, MAX_SAMPLES
+            case Weighting.SQRT:
+                return 1.0, MAX_SAMPLES**0.5
 
     def bound(self, bound: Bound) -> Bound:
         is_bounded = self.by in (Weighting.UNIFORM, Weighting.CAPPED)
