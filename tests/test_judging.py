@@ -14,9 +14,11 @@ from consortium.core.ids import Digest
 from consortium.core.terms import Metric, Terms
 from consortium.gate import judge
 from consortium.model import Update, save_update
+from consortium.update.weigh import Weigh, Weighting
 
 BASE, OTHER = Digest(b"b" * 32), Digest(b"o" * 32)
-EXPECTED = Expected(2, np.dtype(np.float32), BASE, clip=5.0)
+EXPECTED = Expected(2, np.dtype(np.float32), BASE, clip=None, weights=(1.0, 1e12))
+CLIPPED = replace(EXPECTED, clip=5.0)
 UPDATE = Update(np.float32([3, 4]), 10.0, BASE)
 
 
@@ -34,11 +36,40 @@ def test_each_check_has_its_own_code() -> None:
     assert found(replace(UPDATE, step=np.float32([np.nan, 0]))) is Fault.FORMAT
     assert found(replace(UPDATE, step=np.float32([1, 2, 3]))) is Fault.DIMENSIONS
     assert found(replace(UPDATE, base=OTHER)) is Fault.STALENESS
-    assert found(replace(UPDATE, step=np.float32([3, 4.1]))) is Fault.MAGNITUDE
+    assert found(replace(UPDATE, step=np.float32([3, 4.1])), CLIPPED) is Fault.MAGNITUDE
+
+
+def test_an_update_is_not_larger_than_any_number() -> None:
+    wide = replace(EXPECTED, dtype=np.dtype(np.float64))
+    assert found(replace(UPDATE, step=np.array([1e200, 1e200])), wide) is Fault.MAGNITUDE
+
+
+@pytest.mark.parametrize("weight", [0.5, 1e13])
+def test_a_site_weighs_what_the_plan_allows(weight: float) -> None:
+    assert found(replace(UPDATE, weight=weight)) is Fault.MAGNITUDE
+
+
+@pytest.mark.parametrize(
+    ("by", "good", "bad"),
+    [
+        (Weighting.UNIFORM, 1.0, 1e9),
+        (Weighting.CAPPED, 0.5, 1.1),
+        (Weighting.SAMPLES, 1000.0, 1e13),
+        (Weighting.SQRT, 30.0, 1e7),
+    ],
+)
+def test_every_weighting_has_its_limits(by: Weighting, good: float, bad: float) -> None:
+    least, most = Weigh(by, 100.0).limits()
+    assert least <= good <= most
+    assert not least <= bad <= most
+
+
+def test_where_a_clip_bounds_it_the_norm_is_not_told() -> None:
+    assert check_update(save_update(UPDATE), CLIPPED).norm is None
 
 
 def test_without_a_clip_any_size_passes_here() -> None:
-    assert found(replace(UPDATE, step=np.float32([3e8, 4e8])), replace(EXPECTED, clip=None)) is None
+    assert found(replace(UPDATE, step=np.float32([3e8, 4e8]))) is None
 
 
 TERMS = Terms(

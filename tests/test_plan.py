@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -174,7 +176,7 @@ durations = st.sampled_from(["500ms", "90s", "30m", "1h", "1d", "2w"])
 plans = st.fixed_dictionaries(
     {
         "federation": st.fixed_dictionaries(
-            {"name": st.text(min_size=1, max_size=10), "rounds": st.integers(1, 99)},
+            {"name": st.text("abc-._9", min_size=1, max_size=10), "rounds": st.integers(1, 99)},
             optional={"sites": st.text(max_size=5), "every": durations},
         ),
         "selection": st.fixed_dictionaries(
@@ -212,8 +214,36 @@ def test_the_digest_covers_every_key_but_where_the_plan_runs() -> None:
 
 
 def test_the_digest_of_the_default_plan_changes_only_on_purpose() -> None:
-    expected = "6b5ed5669500cf4a3aa90ccfef1b438c6e35427c47b0e3dd874dec43c78110b3"
+    expected = "9fcdb8d5d4d7889291777d759b25724eecb75316b4312f160fb79c65dc3471f3"
     assert Plan().digest.hex() == expected
+
+
+def test_defaults_never_change_their_meaning() -> None:
+    """They are left out of the digest: a changed default would change old plans unseen. A new
+    key is added here with a default that means what plans without it meant."""
+    values = Plan().model_dump(mode="json")
+    text = json.dumps(values, sort_keys=True).encode()
+    assert sha256(text).hexdigest()[:16] == "094c41bee00cc653"
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "", "a b", ".hidden", "x" * 65])
+def test_a_name_cannot_lead_anywhere(name: str) -> None:
+    with pytest.raises(WrongTypeError):
+        parse_plan(f"[federation]\nname = '{name}'\n")
+
+
+def test_a_key_outside_its_section_is_sent_home() -> None:
+    with pytest.raises(UnknownKeyError) as caught:
+        parse_plan("rounds = 3\n")
+    assert caught.value.hint == "rounds belongs under [federation]"
+
+
+def test_a_plan_comes_back_from_its_blob() -> None:
+    plan = parse_plan("[federation]\nquorum = 4\n[selection]\nrequire = ['gpu == true']\n")
+    assert Plan.from_canonical(plan.canonical()) == plan
+    for damaged in (b"", b"consortium/plan/v1\n{", plan.canonical() + b" "):
+        with pytest.raises(WrongTypeError):
+            Plan.from_canonical(damaged)
 
 
 def test_a_plan_compiles_to_the_terms_of_the_requirements() -> None:
@@ -288,6 +318,7 @@ def test_guarantees_say_what_is_not_protected() -> None:
     assert "how many records" in told
     few = " ".join(parse_plan("[federation]\nquorum = 2\n").guarantees())
     assert "subtract its own update" in few
+    assert "one site's update" in " ".join(parse_plan("[federation]\nquorum = 1\n").guarantees())
     clipped = " ".join(parse_plan("[strategy]\nclip = 1.0\nweight = 'uniform'\n").guarantees())
     assert "not privacy" in clipped
     assert "how many records" not in clipped

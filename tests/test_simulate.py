@@ -14,7 +14,7 @@ from consortium.core.federation import evolve, is_legal, replay
 from consortium.core.state import Federation
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.rng import stream
-from consortium.drive.simulate import Options, Run, simulate
+from consortium.drive.simulate import Options, Run, _Simulation, simulate
 from consortium.errors import (
     ImpossiblePlanError,
     InsufficientParticipantsError,
@@ -184,8 +184,68 @@ def test_a_daily_cadence_takes_a_day_a_round() -> None:
 
 def test_nobody_eligible_ends_with_an_error_not_a_hang() -> None:
     plan = parse_plan("[federation]\nrounds = 2\n[selection]\nrequire = ['gpu == true']\n")
-    run = simulate(TASK, plan, sites(4), seed=1)
-    assert [record.reason for record in run.history.rounds] == ["no_eligible_sites"] * 2
+    with pytest.raises(ImpossiblePlanError, match="report nothing"):
+        simulate(TASK, plan, sites(4), seed=1)
+    weak = [SimulatedSite(site.name, site.data, (("gpu", False),)) for site in sites(4)]
+    with pytest.raises(InsufficientParticipantsError, match="no round can open"):
+        simulate(TASK, plan, weak, seed=1)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "[selection]\ntarget = 10\noverselect = 1.5\n",
+        "[selection]\nfraction = 1.0\n[round]\nclose = 'quorum'\n",
+        "[selection]\nfraction = 1.0\n[strategy]\nclip = 0.5\nweight = 'sqrt'\n",
+        "[selection]\ntarget = 80\noverselect = 1.2\n",
+    ],
+)
+def test_every_closing_rule_gives_the_same_model_in_blocks(rules: str) -> None:
+    plan = parse_plan(f"[federation]\nrounds = 3\nquorum = 3\n{rules}")
+
+    def train(site: Site, shared: dict[str, Any]) -> tuple[Any, int]:
+        if (site.name, site.round) == ("site-4", 1):  # it falls out, and is itself again later
+            return {**shared, "w": shared["w"] + np.float32(np.nan)}, 10
+        return TASK.train(site, shared)
+
+    runs = [
+        simulate(changed(train=train), plan, sites(100), seed=2, options=Options(record=record))
+        for record in (False, True)
+    ]
+    assert runs[0].model_digest == runs[1].model_digest
+    counted = [[record.counted for record in run.history.rounds] for run in runs]
+    assert counted[0] == counted[1]
+
+
+def test_a_sum_too_large_for_half_precision_fails_the_round() -> None:
+    def start(rng: np.random.Generator) -> dict[str, Any]:
+        return {"w": np.zeros(3, np.float16)}
+
+    def huge(site: Site, shared: dict[str, Any]) -> tuple[Any, int]:
+        return {"w": shared["w"] + np.float16(60000)}, 10
+
+    plan = parse_plan(
+        "[federation]\nrounds = 2\n[evaluation]\nenabled = false\n[strategy]\nserver_lr = 2.0\n"
+    )
+    run = simulate(changed(start=start, train=huge), plan, sites(3), seed=1)
+    assert [record.reason for record in run.history.rounds] == ["not_finite"] * 2
+
+
+def test_the_log_says_who_was_lost_and_why() -> None:
+    options = Options(drops=lambda number, site: site == "site-1")
+    plan = parse_plan("[federation]\nrounds = 1\n[selection]\nfraction = 1.0\n")
+    (record,) = simulate(TASK, plan, sites(4), seed=1, options=options).history.rounds
+    assert (record.lost, record.silent) == ([("site-1", "resources")], 0)
+
+
+def test_memory_does_not_grow_with_the_rounds() -> None:
+    kept = []
+    for rounds in (2, 9):
+        plan = parse_plan(f"[federation]\nrounds = {rounds}\n")
+        simulation = _Simulation(TASK, plan, sites(4), 1, Options())
+        simulation.run()
+        kept.append(len(simulation._blobs._blobs))  # type: ignore[attr-defined]
+    assert kept[0] == kept[1]
 
 
 def test_too_few_sites_are_refused_at_once() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.state import Federation
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
 from consortium.drive.coordinate import Coordinator
@@ -21,7 +23,7 @@ from consortium.ledger.note import Verifier, open_checkpoint
 from consortium.store.memory import MemoryLog
 
 A, B, C, MODEL, UPDATE = (Digest(bytes([number]) * 32) for number in range(1, 6))
-ONE = Seat(1)
+ONE, TWO = Seat(1), Seat(2)
 TERMS = Terms(rounds=9, quorum=1, wait_for=1, fraction_ppm=1_000_000)
 
 
@@ -32,7 +34,8 @@ def two_drivers() -> tuple[Driver, Driver]:
     first.feed(i.Found("one", 0))
     first.feed(i.AdoptPlan(A, B, C, TERMS, 0))
     first.feed(i.InstallModel(MODEL, 0))
-    first.feed(i.Admit(SiteId("site"), b"", 0))
+    first.feed(i.Admit(SiteId("site-1"), b"", 0))
+    first.feed(i.Admit(SiteId("site-2"), b"", 0))
     first.feed(i.Report(ONE, (("ready", True),), 0))
     second = Driver(log, "one", clock)
     first.feed(i.OpenRound(0))
@@ -57,6 +60,31 @@ def test_a_refusal_of_the_newest_state_stands() -> None:
     _, second = two_drivers()
     with pytest.raises(WrongRoundError):
         second.feed(i.Fail(2, ONE, Failure.TRAINING, None, 1))
+
+
+class Overtaken:
+    """While it checks an update, the other coordinator cancels the round."""
+
+    def __init__(self, other: Driver) -> None:
+        self.other, self.seen = other, 0
+
+    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+        assert isinstance(duty, d.Check)
+        assert state.round is not None, "a duty of the past"
+        self.seen += 1
+        self.other.catch_up()
+        self.other.feed(i.CancelRound(1, 2))
+        return i.Checked(1, duty.seat, duty.update, None, 1.0, 1.0, 2)
+
+
+def test_duties_of_an_old_state_are_not_performed() -> None:
+    first, second = two_drivers()
+    second.feed(i.Submit(1, ONE, UPDATE, None, 1))
+    second.feed(i.Submit(1, TWO, UPDATE, None, 1))
+    hands = Overtaken(first)
+    assert second.work(hands) == ()
+    assert hands.seen == 1
+    assert second.state.round is None
 
 
 # ---- evidence -----------------------------------------------------------------------
@@ -84,12 +112,11 @@ def test_one_that_is_behind_shows_no_shorter_log(pair: tuple[Coordinator, Coordi
 
 def test_both_sign_with_a_new_key(pair: tuple[Coordinator, Coordinator]) -> None:
     first, second = pair
-    old = first.driver.state.log_keys[-1]
     first.rotate_key()
     second.driver.catch_up()
-    note = second.checkpoint()
-    for key in (old, first.driver.state.log_keys[-1]):
-        open_checkpoint(note, origin_of("one"), [Verifier(SIGNER_NAME, key)])
+    new = Verifier(SIGNER_NAME, first.driver.state.log_keys[-1])
+    for coordinator in pair:
+        open_checkpoint(coordinator.checkpoint(), origin_of("one"), [new])
 
 
 def test_old_key_vouches_for_the_new_one_after_a_crash(

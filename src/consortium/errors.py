@@ -2,7 +2,8 @@
 
     ConsortiumError
     ├── InternalError              ours
-    ├── UnknownCodeError           asked of `consortium explain`
+    ├── UsageError                 a command was called with something that cannot be
+    │   └── UnknownCodeError
     ├── PlanError                  the plan file
     │   ├── PlanSyntaxError  UnknownKeyError  WrongTypeError
     │   └── ImpossiblePlanError  UnsupportedPlanError  PlanFileError
@@ -55,6 +56,7 @@ class ConsortiumError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint or self.advice
+        self.details: dict[str, object] = {}  # more for machines: `--json` shows it
 
 
 class InternalError(ConsortiumError):
@@ -64,13 +66,20 @@ class InternalError(ConsortiumError):
     advice = "run the command again with -vv and report what it prints"
 
 
-class UnknownCodeError(ConsortiumError):
+class UsageError(ConsortiumError):
+    """A command was called with an argument that it cannot use."""
+
+    code = "E0003"
+    fault = Fault.CALLER
+    http_status = 400
+    exit_code = 2
+
+
+class UnknownCodeError(UsageError):
     """There is no error of that code."""
 
     code = "E0002"
-    fault = Fault.CALLER
     http_status = 404
-    exit_code = 2
 
 
 # ---- the plan -----------------------------------------------------------------------
@@ -167,7 +176,7 @@ class TaskResultError(TaskError):
 
     code = "E0204"
     exit_code = 1
-    advice = "a task returns (shared, samples) from train and (sums, samples) from evaluate"
+    advice = "train returns (shared, records); evaluate returns ({metric: mean}, records)"
 
 
 class SiteDataError(TaskError):

@@ -109,7 +109,8 @@ class Layout:
         for line in data.decode(errors="replace").splitlines()[1:]:
             dtype, _, rest = line.partition(" ")
             shape, _, name = rest.partition(" ")
-            sizes = [int(size) for size in shape.split("x") if size.isdecimal()]
+            parts = shape.split("x")[:32]
+            sizes = [int(size) for size in parts if size.isdecimal() and len(size) < 16]
             specs.append(TensorSpec(name, tuple(sizes), dtype))
         layout = cls(tuple(specs))
         if not specs or layout.canonical() != data:

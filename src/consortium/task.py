@@ -120,12 +120,13 @@ def load_task(entry: str, folder: Path) -> Task:
     spec = importlib.util.spec_from_file_location(f"consortium_task_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and the like look their module up
     sys.path.insert(0, str(folder.resolve()))  # so that the task finds its own files
     try:
         spec.loader.exec_module(module)
     except ConsortiumError:
         raise
-    except Exception as error:  # the user's own code: it may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
         raise TaskEntryError(
             f"{path} cannot be run: {type(error).__name__}: {error}",
             hint=f"python {path}    # shows where",

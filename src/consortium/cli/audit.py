@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from consortium.cli.report import command, data, envelope, say
-from consortium.errors import AuditError, VerificationError
+from consortium.errors import AuditError, UsageError, VerificationError
 
 if TYPE_CHECKING:
     from consortium.drive.verify import Audit
@@ -34,20 +34,26 @@ def verify(
     """Check the log, every blob, every sum, every checkpoint; exit 7 when anything is wrong."""
     from consortium.drive.verify import verify_directory
 
+    if not (folder / "log.sqlite").is_file():
+        raise UsageError(
+            f"{folder} is not a data directory: it has no log.sqlite",
+            hint="a data directory is what `consortium simulate PLAN --data DIR` makes",
+        )
     proofs = [_read(path) for path in receipt or []]
     audit = verify_directory(folder, key=_key(key), receipts=proofs)
     told = _told(audit)
     if not audit.is_clean:
         _show(audit)
-        raise AuditError(
-            f"{len(audit.findings)} finding(s) in {folder}",
-            hint="the first finding is the cause; what follows may only repeat it",
-        )
+        error = AuditError(f"{len(audit.findings)} finding(s) in {folder}")
+        error.details = told
+        raise error
     envelope("audit verify", told)
     data(
         f"ok: {audit.federations} federation(s), {audit.facts} facts, {audit.blobs} blobs, "
         f"{audit.checkpoints} checkpoints, {audit.receipts} receipts"
     )
+    if audit.unsigned:
+        data(f"{audit.unsigned} of these facts are newer than the newest checkpoint")
     for number in audit.keys:
         word = "began with your key" if key else "began with key (compare it with yours)"
         say(f"the log {word} {number}")
@@ -94,7 +100,7 @@ def _key(text: str | None) -> bytes | None:
     except ValueError:
         key = b""
     if len(key) != 32:
-        raise VerificationError("a key is 64 hex digits")
+        raise UsageError("a key is 64 hex digits")
     return key
 
 

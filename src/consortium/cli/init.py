@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ def init(
         raise PlanFileError(f"{folder} exists and is not empty", hint="choose a new folder")
     written = write_study(folder, _made_up(), {})
     say("The records in data/ are made up. Put your own files there: one file, one site.")
-    data(f"cd {folder} && consortium simulate consortium.toml")
+    data(f"cd {shlex.quote(str(folder))} && consortium simulate consortium.toml")
     envelope("init", {"folder": str(folder), "files": written})
 
 

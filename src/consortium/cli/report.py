@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from consortium.errors import ConsortiumError, InternalError
 Command = TypeVar("Command", bound=Callable[..., None])
 
 INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 
 class Voice:
@@ -53,8 +55,9 @@ def command(function: Command) -> Command:
         except KeyboardInterrupt:
             say("interrupted")
             sys.exit(INTERRUPTED)
-        except BrokenPipeError:
-            sys.stderr.close()  # whoever read our output has gone: nothing is wrong here
+        except BrokenPipeError:  # whoever read our output has gone: so do we, as others do
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(PIPE_CLOSED)
         except Exception as error:  # the outermost loop: keep the evidence, show no data
             _fail_unexpectedly(error)
 
@@ -65,8 +68,10 @@ def _fail(error: ConsortiumError) -> None:
     if Voice.verbosity >= 2:
         traceback.print_exception(error)
     if Voice.json:
-        told = {"code": error.code, "message": error.message, "hint": error.hint}
-        told["where"] = getattr(error, "where", "")
+        told: dict[str, object] = {"code": error.code, "message": error.message}
+        told |= {"hint": error.hint, "where": getattr(error, "where", "")}
+        if error.details:
+            told["details"] = error.details
         print(json.dumps({"ok": False, "error": told}))
     else:
         print(render(error), file=sys.stderr)

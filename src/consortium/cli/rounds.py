@@ -8,6 +8,8 @@ from consortium.cli.report import Voice, data
 from consortium.core.terms import Metric
 from consortium.drive.history import RoundRecord
 
+_MOST_SHOWN = 3
+
 
 class RoundTable:
     """One line a round."""
@@ -23,7 +25,11 @@ class RoundTable:
         values = [self._value(record, name) for name in self._metrics]
         invited = f"{record.invited}{f'+{record.backups}' if record.backups else ''}"
         outcome = f"{record.outcome}{f' ({record.reason})' if record.reason else ''}"
-        notes = " deadline extended" if record.extensions else ""
+        notes = "; deadline extended" if record.extensions else ""
+        shown = [f"{site} ({why})" for site, why in record.lost[:_MOST_SHOWN]]
+        if len(record.lost) > _MOST_SHOWN:
+            shown.append(f"and {len(record.lost) - _MOST_SHOWN} more")
+        notes += f"; lost {', '.join(shown)}" if shown else ""
         return (
             f"{record.number:>5}  {invited:>7}  {record.counted:>7}  {record.dropped:>7}  "
             f"{''.join(values)}  {outcome}{notes}"
@@ -31,7 +37,10 @@ class RoundTable:
 
     @staticmethod
     def _value(record: RoundRecord, name: str) -> str:
-        return f"{record.metrics[name]:>10.4f}" if name in record.metrics else f"{'–':>10}"
+        if name not in record.metrics:
+            return f"{'–':>10}"
+        value = record.metrics[name]
+        return f"{value:>10.4f}" if abs(value) < 1e4 else f"{value:>10.3g}"
 
 
 class Progress:

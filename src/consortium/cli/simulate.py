@@ -13,13 +13,15 @@ import typer
 from consortium.cli.report import command, data, envelope, say
 from consortium.errors import (
     InsufficientParticipantsError,
-    WrongTypeError,
+    UsageError,
+    WrongPhaseError,
 )
 
 if TYPE_CHECKING:
     from consortium.drive.directory import DataDirectory
     from consortium.drive.engine import SimulatedSite
     from consortium.drive.history import RoundRecord
+    from consortium.drive.run_folder import RunFolder
     from consortium.drive.simulate import Run
     from consortium.plan import Plan
     from consortium.task import Task
@@ -33,7 +35,10 @@ def simulate(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the plan's.")] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="One fact a site instead of one a block.")
+        bool,
+        typer.Option(
+            "--record", help="Store, check and log each update on its own, as a coordinator does."
+        ),
     ] = False,
     dropout: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Chance that a site falls out of a round.")
@@ -41,7 +46,9 @@ def simulate(
     away: Annotated[
         list[str] | None, typer.Option(help="NAME:ROUNDS, such as site-3:3,4; repeatable.")
     ] = None,
-    pace: Annotated[float, typer.Option(min=0.0, help="Wait so long before each site.")] = 0.0,
+    pace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to wait before each site, to watch.")
+    ] = 0.0,
     directory: Annotated[
         Path | None,
         typer.Option("--data", help="Keep log and blobs here; a killed run goes on from here."),
@@ -55,28 +62,58 @@ def simulate(
 
     study = load_study(plan_file)
     plan = study.plan if rounds is None else _with_rounds(study.plan, rounds)
-    task, sites = study.task, study.sites
-    check_study(task, plan, sites)
-    seed = secrets.randbits(32) if seed is None else seed
+    sites = study.sites
+    check_study(study.task, plan, sites)
+    absent = _away(away or [], sites)
+    kept, seed = _directory(directory), _seed(seed, directory)
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
-    folder.begin(plan)
-    say(f"{plan.federation.name}: {len(sites)} sites, seed {seed}, folder {folder.path}")
-    for sentence in plan.guarantees():
-        say(f"  {sentence}")
+    folder.begin(plan, seed)
+    _introduce(plan, len(sites), seed, folder.path)
     options = {
         "record": record,
-        "drops": _drops(dropout, _away(away or [], sites), seed),
+        "drops": _drops(dropout, absent, seed),
         "task_hash": study.task_hash,
-        "directory": _directory(directory),
+        "directory": kept,
     }
-    slow = Paced(task, pace) if pace else task
-    run = watch(slow, plan, sites, seed=seed, options=options, on_round=folder.add_round)
-    told = folder.finish(run)
-    data(f"\nmodel {run.model_digest.hex()}")
-    say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}")
+    task = Paced(study.task, pace) if pace else study.task
+    run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
+    _conclude(run, folder)
+
+
+def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
+    say(f"{plan.federation.name}: {sites} sites, seed {seed}, folder {folder}")
+    for sentence in plan.guarantees():
+        say(f"  {sentence}")
+
+
+def _conclude(run: Run, folder: RunFolder) -> None:
+    told = {**folder.finish(run), "folder": str(folder.path)}
     if told["failed_rounds"] == told["rounds"]:
-        raise InsufficientParticipantsError("no round completed")
-    envelope("simulate", {**told, "folder": str(folder.path)})
+        raise InsufficientParticipantsError(
+            f"no round completed; see {folder.path}/rounds.jsonl",
+            hint="the table says which sites were lost, and why",
+        )
+    data(f"\nmodel {run.model_digest.hex()}")
+    if run.state.current == 0:
+        say("no candidate was accepted: this is the model that the study started from")
+    say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}")
+    envelope("simulate", told)
+
+
+def _seed(given: int | None, directory: Path | None) -> int:
+    """The seed as given, or of the run that the directory holds, or drawn."""
+    file = None if directory is None else directory / "seed.txt"
+    if file is not None and file.exists():
+        held = int(file.read_text())
+        if given not in (None, held):
+            raise WrongPhaseError(
+                f"{directory} holds a run with seed {held}", hint=f"--seed {held}, or leave it out"
+            )
+        return held
+    seed = secrets.randbits(32) if given is None else given
+    if file is not None:
+        file.write_text(f"{seed}\n")
+    return seed
 
 
 def watch(
@@ -109,7 +146,7 @@ def watch(
 
 def _with_rounds(plan: Plan, rounds: int) -> Plan:
     if rounds < 1:
-        raise WrongTypeError("--rounds is at least 1")
+        raise UsageError("--rounds is at least 1")
     federation = plan.federation.model_copy(update={"rounds": rounds})
     return plan.model_copy(update={"federation": federation})
 
@@ -138,8 +175,9 @@ def _away(texts: list[str], sites: list[SimulatedSite]) -> set[tuple[int, str]]:
         name, _, rounds = text.rpartition(":")
         numbers = rounds.split(",")
         if name not in known or not all(number.isdecimal() for number in numbers):
-            raise WrongTypeError(
-                f"--away {text}: not NAME:ROUNDS",
+            is_known = "not NAME:ROUNDS" if name in known else f"there is no site `{name}`"
+            raise UsageError(
+                f"--away {text}: {is_known}",
                 hint=f"--away {sorted(known)[0]}:3,4    # sites: {', '.join(sorted(known)[:8])}",
             )
         pairs |= {(int(number), name) for number in numbers}
@@ -147,8 +185,11 @@ def _away(texts: list[str], sites: list[SimulatedSite]) -> set[tuple[int, str]]:
 
 
 def _directory(path: Path | None) -> DataDirectory | None:
+    """The data directory, for this process alone: a simulation has a clock of its own."""
     if path is None:
         return None
     from consortium.drive.directory import DataDirectory
 
-    return DataDirectory(path)
+    directory = DataDirectory(path)
+    directory.lock()
+    return directory

@@ -18,6 +18,7 @@ from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
+from consortium.core.terms import Close
 from consortium.drive.engine import LoopEngine
 from consortium.drive.hands import CoordinatorHands
 from consortium.model import Update, Vector, save_update
@@ -46,6 +47,7 @@ class Cohort:
         self._drops = drops
         self._on_work = on_work
         self._trained: dict[Seat, tuple[Vector, int]] = {}  # of the present block only
+        self._trained_in = 0  # the round that they were trained in
         self._scores: dict[Digest, dict[Seat, _Score]] = {}
         self._vectors: dict[Digest, Vector] = {}  # candidate and base, read once
 
@@ -62,22 +64,32 @@ class Cohort:
     # ---- training -------------------------------------------------------------------
 
     def _train(self, state: Federation, open_round: Round, now_ms: int) -> i.Input:
-        seats = self._next_block(state, open_round)
-        for seat in seats:
-            if self._falls_out(open_round, seat):
-                return i.Fail(open_round.number, seat, Failure.RESOURCES, None, now_ms)
-        base = self._vector(open_round.base)
-        for seat in seats:
-            if seat not in self._trained:
-                self._trained[seat] = self._engine.train(seat, base, open_round.number)
-                self._progress(open_round, "train", len(open_round.invited))
-            if not np.isfinite(self._trained[seat][0]).all():
-                return i.Fail(open_round.number, seat, Failure.TRAINING, None, now_ms)
+        if self._trained_in != open_round.number:
+            self._trained, self._trained_in = {}, open_round.number
+        seats: list[Seat] = []
+        wanted = _still_wanted(state, open_round)
+        for seat in self._next_block(state, open_round):
+            failure = self._try(open_round, seat)
+            if failure is not None:
+                return i.Fail(open_round.number, seat, failure, None, now_ms)
+            seats.append(seat)
+            if len(seats) == wanted:  # one by one, the round would close here too
+                break
         rows = self._rows(seats)
         self._trained.clear()
         if state.roster.is_simulated(seats[0]):
             return self._block_answer(open_round, seats, rows, now_ms)
         return self._single_answer(open_round, seats[0], rows, now_ms)
+
+    def _try(self, open_round: Round, seat: Seat) -> Failure | None:
+        """Train one site, unless it has been; why it falls out of the round, if it does."""
+        if self._falls_out(open_round, seat):
+            return Failure.RESOURCES
+        if seat not in self._trained:
+            base = self._vector(open_round.base)
+            self._trained[seat] = self._engine.train(seat, base, open_round.number)
+            self._progress(open_round, "train", len(open_round.invited))
+        return None if np.isfinite(self._trained[seat][0]).all() else Failure.TRAINING
 
     def _next_block(self, state: Federation, open_round: Round) -> list[Seat]:
         """Waiting seats of the lowest block of the summation; a real site comes alone."""
@@ -154,6 +166,14 @@ class Cohort:
     def _progress(self, open_round: Round, what: str, total: int) -> None:
         if self._on_work is not None:
             self._on_work(open_round.number, what, 1, total)
+
+
+def _still_wanted(state: Federation, open_round: Round) -> int:
+    """Updates until the round closes by itself."""
+    assert state.terms is not None
+    at_quorum = state.terms.close is Close.QUORUM
+    goal = open_round.quorum if at_quorum else open_round.target
+    return max(1, goal - len(open_round.accepted))
 
 
 def _totals(scores: list[_Score]) -> tuple[float, ...]:

@@ -17,11 +17,12 @@ from consortium.core.facts import LogKeyAdopted
 from consortium.drive.clock import Clock
 from consortium.drive.directory import NEWEST
 from consortium.drive.driver import Driver, Hands
-from consortium.errors import ConflictError, NoteError
+from consortium.errors import ConflictError, CorruptStoreError, NoteError
 from consortium.ledger.notary import Notary, origin_of
-from consortium.ledger.note import Signer
+from consortium.ledger.note import Checkpoint, Signer, parse_text
 from consortium.ledger.proof import Proof
 from consortium.ledger.witness import Offer
+from consortium.store.memory import MemoryCache
 from consortium.store.ports import Cache, Log
 
 
@@ -66,18 +67,37 @@ class Coordinator:
     def __init__(self, directory: Directory, stream: str, clock: Clock) -> None:
         self._directory, self._stream, self._clock = directory, stream, clock
         self.driver = Driver(directory.log, stream, clock, directory.cache)
-        signers = directory.signers()
         if not self.driver.state.id:
             self.driver.feed(i.Found(stream, clock.now_ms()))
         if not self.driver.state.log_keys:
-            signers = signers or [directory.new_signer()]
-            self.driver.feed(i.AdoptLogKey(signers[-1].key.public, clock.now_ms()))
-        self._notary = self._new_notary(signers)
+            key = directory.new_signer().key.public
+            self.driver.feed(i.AdoptLogKey(key, clock.now_ms()))
+        self._notary = self._new_notary(directory.signers(), directory.cache)
         self._note: tuple[int, str] = (0, "")
+        self._check_cache()
 
-    def _new_notary(self, signers: list[Signer]) -> Notary:
-        directory, origin = self._directory, origin_of(self._stream)
-        return Notary(directory.log, self._stream, directory.cache, origin, signers)
+    def _new_notary(self, signers: list[Signer], cache: Cache) -> Notary:
+        origin = origin_of(self._stream)
+        return Notary(self._directory.log, self._stream, cache, origin, signers)
+
+    def _check_cache(self) -> None:
+        """Never sign what cached hashes say without a look: they must lead to what was signed
+        last. If they do not, they are of another log; if the log itself does not, stop."""
+        kept = self._last_kept()
+        if kept is not None and kept.size > self.driver.position:
+            raise CorruptStoreError("the log is shorter than its last checkpoint says")
+        if kept is None or self._notary.root(kept.size) == kept.root:
+            return
+        self._notary = self._new_notary(self._directory.signers(), MemoryCache())
+        if self._notary.root(kept.size) != kept.root:
+            raise CorruptStoreError("the log is not the one that its last checkpoint is of")
+
+    def _last_kept(self) -> Checkpoint | None:
+        stream, log = checkpoints_of(self._stream), self._directory.log
+        length = log.follow(stream, 0, timeout_s=0.0)
+        for note in log.read(stream, max(0, length - 1)):
+            return parse_text(note.decode().partition("\n\n")[0] + "\n")
+        return None
 
     def feed(self, item: i.Input) -> Facts:
         return self.driver.feed(item)
@@ -86,38 +106,41 @@ class Coordinator:
         return self.driver.work(hands)
 
     def rotate_key(self) -> None:
-        """Adopt a new key; the checkpoint that first covers it is signed with both."""
+        """Adopt a new key; the first checkpoint that covers it is signed with both."""
         self.keep_checkpoint()
         signer = self._directory.new_signer()
-        self._notary = self._new_notary(self._directory.signers())
         self.driver.feed(i.AdoptLogKey(signer.key.public, self._clock.now_ms()))
-        self.keep_checkpoint(is_rotation=True)
+        self.keep_checkpoint()
 
-    def checkpoint(self, *, is_rotation: bool = False) -> str:
+    def checkpoint(self) -> str:
         """A signed note over all that is durable now."""
         size, keys = self.driver.position, self.driver.state.log_keys
-        if self._note[0] != size or is_rotation:
-            if not self._notary.has_key(keys[-1]):  # another coordinator has rotated
-                self._notary = self._new_notary(self._directory.signers())
-            previous = keys[-2] if is_rotation or self._ends_with_key(size) else None
+        if self._note[0] != size:
+            if not self._notary.has_key(keys[-1]):  # somebody has rotated
+                cache = self._directory.cache
+                self._notary = self._new_notary(self._directory.signers(), cache)
+            previous = keys[-2] if self._is_rotating() else None
             self._note = size, self._notary.checkpoint(size, keys[-1], previous)
         return self._note[1]
 
-    def _ends_with_key(self, size: int) -> bool:
-        """Whether the newest fact is a rotation, perhaps of another coordinator, or of one
-        that crashed before it had signed."""
+    def _is_rotating(self) -> bool:
+        """Whether no kept checkpoint covers the newest key yet: it may have been adopted by
+        another coordinator, or by one that crashed before it had signed."""
         if len(self.driver.state.log_keys) < 2:
             return False
-        last = self._directory.log.read(self._stream, size - 1, size)
-        return any(isinstance(decode(record), LogKeyAdopted) for record in last)
+        kept = self._last_kept()
+        records = self._directory.log.read(self._stream, kept.size if kept else 0)
+        return any(isinstance(decode(record), LogKeyAdopted) for record in records)
 
-    def keep_checkpoint(self, *, is_rotation: bool = False) -> None:
+    def keep_checkpoint(self) -> None:
         """Write the present checkpoint down, for auditors of this directory."""
-        note = self.checkpoint(is_rotation=is_rotation).encode()
+        self.driver.catch_up()
+        kept = self._last_kept()
+        if kept is not None and kept.size >= self.driver.position:
+            return
+        note = self.checkpoint().encode()
         stream, log = checkpoints_of(self._stream), self._directory.log
         length = log.follow(stream, 0, timeout_s=0.0)
-        if note in log.read(stream, max(0, length - 1)):
-            return
         # Beside the database too: a log that lost its end would lose its checkpoints with it.
         self._directory.keep_newest(self._stream, note)
         with suppress(ConflictError):  # another coordinator has just kept one

@@ -8,16 +8,18 @@ cache.sqlite    may be deleted at any time
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from consortium.core.ids import Secret
 from consortium.crypto.recipes import KEY_BYTES, SigningKey
 from consortium.errors import StoreFailedError
 from consortium.ledger.note import Signer
 from consortium.store.cache import SqliteCache
-from consortium.store.files import FileBlobs, sync_folder, write_durably
+from consortium.store.files import FileBlobs, is_abandoned, sync_folder, write_durably
 from consortium.store.sqlite import SqliteLog
 
 SIGNER_NAME = "coordinator"
@@ -30,6 +32,7 @@ class DataDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock: IO[str] | None = None
         try:
             self._make_folders()
             self.log = SqliteLog(path / "log.sqlite")
@@ -42,9 +45,13 @@ class DataDirectory:
     def _make_folders(self) -> None:
         keys = self.path / "keys"
         made = [folder for folder in self.path.parents if not folder.exists()]
-        keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Updates can reveal records: what is in here is for its owner alone.
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        keys.mkdir(exist_ok=True, mode=0o700)
         for leftover in self.path.glob(f"*/*{_NEW_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            if is_abandoned(leftover):
+                leftover.unlink(missing_ok=True)
         # Also what was there: the process that made it may have died before it forced it.
         sync_folder(keys)
         with suppress(PermissionError):  # above us not everything is ours to read
@@ -67,7 +74,7 @@ class DataDirectory:
         name = key.public.hex()
         folder = self.path / "keys"
         try:
-            temporary = folder / f"{name}{_NEW_SUFFIX}"
+            temporary = folder / f"{name}.{os.getpid()}{_NEW_SUFFIX}"
             handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(key.secret().reveal())
@@ -83,6 +90,19 @@ class DataDirectory:
         """Keep the newest checkpoint in a file of its own."""
         write_durably(self.path / NEWEST / f"{stream}.note", note)
 
+    def lock(self) -> None:
+        """Keep other processes out that ask for the lock too. Coordinators need none: it is
+        for those who bring a clock of their own."""
+        self._lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreFailedError(
+                f"{self.path} is in use by another process", hint="wait for it, or end it"
+            ) from None
+
     def close(self) -> None:
         self.log.close()
         self.cache.close()
+        if self._lock is not None:
+            self._lock.close()

@@ -133,17 +133,32 @@ class Driver:
         Time goes first, and a duty that fails does not keep the others from being tried: a
         round must end whatever happens to one site's update. The failure is raised last.
         """
-        now_ms = self._clock.now_ms()
-        duties = owed(self.state)
-        is_due = any(isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in duties)
-        if is_due and self._ticked != (self._position, now_ms):
-            tick = (self._position, now_ms)
-            facts = self.feed(i.Tick(now_ms, self._awake_ms))
-            self._ticked = tick  # only now: a tick that the store refused is owed still
-            if facts:
+        while True:
+            position = self._position
+            facts = self._tick() or self._perform(hands, position)
+            if facts or self._position == position:
                 return facts
+            # Somebody else was faster, so what was owed is not owed any more: look again.
+
+    def _tick(self) -> Facts:
+        """Tell the core the time if it asked for it and does not know it yet."""
+        now_ms = self._clock.now_ms()
+        tick = (self._position, now_ms)
+        is_due = any(
+            isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in owed(self.state)
+        )
+        if not is_due or self._ticked == tick:
+            return ()
+        facts = self.feed(i.Tick(now_ms, self._awake_ms))
+        self._ticked = tick  # only now: a tick that the store refused is owed still
+        return facts
+
+    def _perform(self, hands: Hands, position: int) -> Facts:
+        """Try what is owed at `position`, one duty after the other, until one brings facts."""
         failure: ConsortiumError | None = None
-        for duty in duties:
+        for duty in owed(self.state):
+            if self._position != position:
+                return ()  # the state has moved on, and with it what is owed
             if isinstance(duty, d.WakeAt):
                 continue
             try:

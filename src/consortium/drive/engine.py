@@ -19,6 +19,8 @@ from consortium.model import Layout, Vector
 from consortium.plan.values import TrainingSection
 from consortium.task import Site, Task
 
+_SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSite:
@@ -88,8 +90,10 @@ def first_model(task: Task, seed: int) -> tuple[Layout, Vector]:
         layout = Layout.of(tensors)
     except ConsortiumError:
         raise
-    except Exception as error:  # the user's own code: it may raise anything
-        raise TaskResultError(f"start failed: {_where(error)}") from error
+    except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
+        raise TaskResultError(
+            f"start failed: {_where(error, task.start)}", hint=_SEE_MORE
+        ) from error
     vector = layout.flatten(tensors)
     if not np.isfinite(vector).all():
         raise TaskResultError("start gave numbers that are not finite")
@@ -102,15 +106,18 @@ def _call(site: Site, what: str, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except ConsortiumError:
         raise
-    except Exception as error:  # the user's own code: it may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
         raise TaskResultError(
-            f"site {site.name}: {what} failed: {_where(error)}",
-            hint="run again with -vv to see the whole error; it may show data",
+            f"site {site.name}: {what} failed: {_where(error, function)}", hint=_SEE_MORE
         ) from error
 
 
-def _where(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+def _where(error: BaseException, function: Any) -> str:
+    """The error's type and the last line of the user's own file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(function, "__code__", None)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    frame = (own or frames)[-1]
     return f"{type(error).__name__} in {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consortium.core import facts as f
@@ -19,6 +20,8 @@ class RoundRecord:
     counted: int = 0
     dropped: int = 0
     rejected: int = 0
+    silent: int = 0  # invited and never heard of
+    lost: list[tuple[str, str]] = field(default_factory=list)  # (site, why) of those
     backups: int = 0
     extensions: int = 0
     outcome: str = ""  # accepted, kept, unjudged, failed; empty while the round is open
@@ -33,7 +36,8 @@ class RoundRecord:
 class History:
     """Folds facts into round records."""
 
-    def __init__(self) -> None:
+    def __init__(self, name_of: Callable[[int], str] = str) -> None:
+        self._name_of = name_of  # the directory of names is not in the log
         self.rounds: list[RoundRecord] = []
         self.finished: str = ""
         self._terms: Terms | None = None
@@ -55,8 +59,10 @@ class History:
                 self.rounds[-1].extensions += 1
             case f.SiteDropped():
                 self.rounds[-1].dropped += 1
+                self._lose(fact.seat, fact.failure.name)
             case f.UpdateRejected() | f.UpdateExcluded():
                 self.rounds[-1].rejected += 1
+                self._lose(fact.seat, fact.fault.name)
             case f.RoundClosed():
                 self.rounds[-1].counted = len(fact.members)
             case f.MemberRemoved():
@@ -73,6 +79,9 @@ class History:
                 pass
         return None
 
+    def _lose(self, seat: int, why: str) -> None:
+        self.rounds[-1].lost.append((self._name_of(seat), why.lower().replace("_", " ")))
+
     def _judged(self, fact: f.Judged) -> None:
         assert self._terms is not None
         names = [metric.name for metric in self._terms.metrics]
@@ -84,4 +93,6 @@ class History:
     def _end(self, outcome: str, reason: str, at_ms: int) -> RoundRecord:
         record = self.rounds[-1]
         record.outcome, record.reason, record.ended_ms = outcome, reason, at_ms
+        asked = record.invited + record.backups
+        record.silent = asked - record.counted - record.dropped - record.rejected
         return record

@@ -1,6 +1,7 @@
 """What a simulation leaves behind: a folder that people and scripts can read.
 
-    plan.toml  guarantees.txt  rounds.jsonl  summary.json  model.safetensors  log.facts
+    plan.toml  seed.txt  guarantees.txt  rounds.jsonl  summary.json  model.safetensors
+    log.facts
 
 `rounds.jsonl` grows while the run goes on. `log.facts` holds the records of the log, each
 behind its length in four bytes.
@@ -40,8 +41,9 @@ class RunFolder:
                 return cls(path)
         raise PlanFileError(f"{parent} is full of runs of the same second")
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, plan: Plan, seed: int) -> None:
         (self.path / "plan.toml").write_text(write_plan(plan))
+        (self.path / "seed.txt").write_text(f"{seed}\n")
         (self.path / "guarantees.txt").write_text("\n".join(plan.guarantees()) + "\n")
 
     def add_round(self, record: RoundRecord) -> None:
@@ -54,6 +56,8 @@ class RunFolder:
         with (self.path / "log.facts").open("wb") as log:
             for record in run.records:
                 log.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
+        rows = [json.dumps(asdict(record)) + "\n" for record in run.history.rounds]
+        (self.path / "rounds.jsonl").write_text("".join(rows))  # also of a run that went on
         told = summary(run)
         (self.path / "summary.json").write_text(json.dumps(told, indent=2) + "\n")
         return told
@@ -72,5 +76,11 @@ def summary(run: Run) -> dict[str, object]:
         "model": run.model_digest.hex(),
         "model_version": run.state.current,
         "plan": run.plan.digest.hex(),
-        "metrics": measured[-1].metrics if measured else {},
+        "metrics": _of_the_model(measured[-1]) if measured else {},
     }
+
+
+def _of_the_model(last: RoundRecord) -> dict[str, float]:
+    """What the members measured of the model that came out: the candidate if it was
+    accepted, else the base that was kept."""
+    return last.metrics if last.outcome == "accepted" else last.base_metrics

@@ -3,7 +3,8 @@ sites played by an engine and time by a clock that jumps to whatever is due next
 
 By default a block of sites is one fact, because the protocol must not cost more than
 the training. With `record=True` every update is stored, checked and logged on its own,
-exactly as a coordinator does it; both give the same model.
+exactly as a coordinator does it. Both give the same model, with one exception: in blocks
+nobody can be excluded for standing out among the round's norms, because only sums are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from consortium.drive.engine import LoopEngine, SimulatedSite, first_model
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.history import History, RoundRecord
 from consortium.drive.rng import seed_bytes
-from consortium.errors import InsufficientParticipantsError, WrongPhaseError
+from consortium.errors import ImpossiblePlanError, InsufficientParticipantsError, WrongPhaseError
 from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
@@ -84,6 +85,12 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
     """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
     plan.terms(task.metrics)
+    reports = plan.conditions() or plan.selection.strategy == "diverse"
+    if reports and not any(site.report for site in sites):
+        raise ImpossiblePlanError(
+            "the plan chooses sites by what they report, and these sites report nothing",
+            hint='from Python: SimulatedSite("a", data, report=(("memory_gb", 32),))',
+        )
     if len(sites) < plan.federation.quorum:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
@@ -105,7 +112,7 @@ class _Simulation:
         self._terms = plan.terms(task.metrics)
         self._layout, self._start = first_model(task, seed)
         self._clock = ManualClock()
-        self._history = History()
+        self._history = History(lambda seat: sites[seat - 1].name)
         self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
         self._open(options.directory)
         self._hands = CoordinatorHands(
@@ -167,7 +174,7 @@ class _Simulation:
         blobs.put(layout.canonical())
         task_hash = self._options.task_hash or digest_of(b"consortium/task/not-bundled")
         self._feed(i.Found(self._stream, now_ms))
-        if state.round is None and state.finished is None:
+        if state.plan is None:
             adopt = i.AdoptPlan(plan.digest, task_hash, layout.digest, self._terms, now_ms)
             self._feed(adopt)
         if (state.plan, state.task) != (plan.digest, task_hash):
@@ -177,10 +184,22 @@ class _Simulation:
             )
         if not state.versions:
             self._feed(i.InstallModel(blobs.put(save_model(layout, self._start)), now_ms))
-        if self._options.record or any(site.report for site in self._sites):
+        self._admit()
+
+    def _admit(self) -> None:
+        """Everybody as one cohort, or one by one; the same again when a run goes on."""
+        roster = self._driver.state.roster
+        is_single = self._options.record or any(site.report for site in self._sites)
+        is_other = bool(roster.cohorts) if is_single else bool(roster.members)
+        if is_other or (len(roster) not in (0, len(self._sites)) and not is_single):
+            raise WrongPhaseError(
+                "the data directory holds a run of other sites, or with --record the other way",
+                hint="go on with the same sites and the same --record",
+            )
+        if is_single:
             self._admit_one_by_one()
-        elif not state.roster.cohorts:
-            self._feed(i.AdmitCohort(len(self._sites), now_ms))
+        elif not roster.cohorts:
+            self._feed(i.AdmitCohort(len(self._sites), self._clock.now_ms()))
 
     def _admit_one_by_one(self) -> None:
         for number in range(1, len(self._sites) + 1):
@@ -202,10 +221,23 @@ class _Simulation:
             ended = self._history.add(fact)
             if ended is None:
                 continue
+            self._forget()
             if self._coordinator is not None:
                 self._coordinator.keep_checkpoint()
             if self._options.on_round is not None:
                 self._options.on_round(ended)
+
+    def _forget(self) -> None:
+        """In memory, what a round leaves behind is dropped: memory follows the cohort and not
+        the number of rounds. On a directory everything stays, for auditors."""
+        over, state = self._driver.state.ended, self._driver.state
+        if self._coordinator is not None or over is None:
+            return
+        for digest in (*over.submitted.values(), *(part[2] for part in over.partials)):
+            self._blobs.drop(digest)
+        for model in (over.base, over.model):
+            if model is not None and model != state.versions[state.current].model:
+                self._blobs.drop(model)
 
     def _wait(self) -> None:
         """Nothing can happen now: jump to the next time that something is due."""

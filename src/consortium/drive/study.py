@@ -33,8 +33,10 @@ def load_study(plan_file: Path) -> Study:
     entry = plan.task.entry
     if not entry:
         raise TaskEntryError("the plan names no task")
-    task = load_task(entry, folder)
+    if not (folder / entry.partition(":")[0]).is_file():
+        load_task(entry, folder)  # says what is wrong with it
     bundle = make_bundle(folder, [entry.partition(":")[0], *plan.task.files])
+    task = load_task(entry, folder)
     layout, _ = first_model(task, seed=0)
     task_hash = bundle.task_hash(layout, entry, task.metrics)
     return Study(plan, task, _sites(plan, folder), task_hash)

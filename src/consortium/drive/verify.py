@@ -19,7 +19,7 @@ from consortium.core.evolve import evolve
 from consortium.core.ids import Digest
 from consortium.core.legal import why_illegal
 from consortium.core.roster import eligible
-from consortium.core.selection import choose, invitation_size
+from consortium.core.selection import choose, choose_backups, invitation_size
 from consortium.core.state import Federation
 from consortium.drive.coordinate import checkpoints_of, newest_note
 from consortium.drive.directory import SIGNER_NAME
@@ -33,6 +33,8 @@ from consortium.ledger.tree import Tree
 from consortium.store.files import FileBlobs
 from consortium.store.memory import MemoryCache
 from consortium.store.sqlite import SqliteLog
+
+_COPY_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Audit:
     blobs: int = 0
     checkpoints: int = 0
     receipts: int = 0
+    unsigned: int = 0  # facts that are newer than the newest checkpoint
     keys: list[str] = field(default_factory=list)  # the key that each log began with
     findings: list[Finding] = field(default_factory=list)
 
@@ -76,8 +79,13 @@ def verify_directory(
             streams = [name for name in log.streams() if "/" not in name]
             for stray in set(log.streams()) - {*streams, *map(checkpoints_of, streams)}:
                 audit.add(repr(stray), "these records belong to no federation")
+            origins = {origin_of(stream) for stream in streams}
+            for proof in receipts or []:
+                if _origin(proof) not in origins:
+                    audit.add(f"receipt for fact {proof.index}", "it is of no log that is here")
             for stream in streams:
-                _Stream(audit, path, log, blobs, stream, key).verify(receipts or [])
+                own = [proof for proof in receipts or [] if _origin(proof) == origin_of(stream)]
+                _Stream(audit, path, log, blobs, stream, key).verify(own)
             _verify_all_blobs(audit, blobs)
         except ConsortiumError as error:
             audit.add(str(path), error.message)
@@ -93,13 +101,26 @@ def _copy_of(path: Path, scratch: Path) -> SqliteLog:
     source = path / "log.sqlite"
     if not source.is_file():
         raise VerificationError(f"there is no log at {source}")
-    for suffix in ("", "-wal"):
-        part = source.with_name(source.name + suffix)
-        if part.exists():
-            shutil.copy(part, scratch / part.name)
+    parts = [source.with_name(source.name + suffix) for suffix in ("", "-wal")]
+    for _ in range(_COPY_ATTEMPTS):
+        before = [_stamp(part) for part in parts]
+        for part in parts:
+            (scratch / part.name).unlink(missing_ok=True)
+            if part.exists():
+                shutil.copy(part, scratch / part.name)
+        if [_stamp(part) for part in parts] == before:
+            break  # nobody wrote meanwhile: the two belong together
     log = SqliteLog(scratch / source.name)
     log.check_integrity()
     return log
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+
+
+def _origin(proof: Proof) -> str:
+    return proof.note.partition("\n")[0]
 
 
 def _verify_all_blobs(audit: Audit, blobs: FileBlobs) -> None:
@@ -132,7 +153,8 @@ class _Stream:
 
     def verify(self, receipts: list[Proof]) -> None:
         self._audit.federations += 1
-        self._verify_facts()
+        if not self._verify_facts():
+            return  # what is signed over a broken log would only repeat it
         if not self._keys:
             self._audit.add(self._stream, "the log names no key that could have signed it")
             return
@@ -146,7 +168,7 @@ class _Stream:
 
     # ---- facts ----------------------------------------------------------------------
 
-    def _verify_facts(self) -> None:
+    def _verify_facts(self) -> bool:
         state, redo = Federation(), Redo(self._blobs)
         for position, record in enumerate(self._log.read(self._stream)):
             where = f"{self._stream}, fact {position}"
@@ -155,16 +177,17 @@ class _Stream:
                 fact = decode(record)
             except ConsortiumError as error:
                 self._audit.add(where, error.message)
-                return
+                return False
             name = type(fact).__name__
             complaint = self._complaint(state, fact, record, redo)
             if complaint is not None:
                 self._audit.add(where, f"{name}: {complaint}")
-                return  # what follows is built on it, and would only repeat it
+                return False
             if isinstance(fact, f.LogKeyAdopted):
                 self._keys.append((position, fact.key))
             evolve(state, fact)
             self._audit.facts += 1
+        return True
 
     def _complaint(self, state: Federation, fact: f.Fact, record: bytes, redo: Redo) -> str | None:
         if encode(fact) != record:
@@ -179,33 +202,43 @@ class _Stream:
             return f"blob {missing[0].hex()} is missing"
         if isinstance(fact, f.SitesInvited) and not _is_chosen_by_seed(state, fact):
             return "the seed on record chooses other sites"
+        if isinstance(fact, f.BackupsInvited) and not _are_backups_by_seed(state, fact):
+            return "the seed on record chooses other backups"
         return redo.complaint(state, fact)
 
     # ---- checkpoints and receipts ---------------------------------------------------
 
     def _verify_checkpoints(self) -> None:
-        last = 0
-        notes = list(self._log.read(checkpoints_of(self._stream)))
-        for number, note in enumerate(notes):
+        """Every kept checkpoint and the newest: in order, signed by the key of its time, and by
+        the key before it where it is the first to cover a rotation."""
+        last, covered = 0, 0  # size of the checkpoint before; keys that were covered by it
+        for number, note in enumerate(self._log.read(checkpoints_of(self._stream))):
             where = f"{self._stream}, checkpoint {number}"
-            size = self._verify_note(where, note)
-            if size is not None and size < last:
+            size = self._verify_note(where, note, covered)
+            if size is None:
+                continue
+            if size < last:
                 self._audit.add(where, "it is of a shorter log than the one before it")
-            last = max(last, size or 0)
+            last, covered = max(last, size), max(covered, len(self._adopted_by(size)))
+        where = f"{self._stream}, newest checkpoint"
         try:
-            newest = newest_note(self._path, self._stream)
+            size = self._verify_note(where, newest_note(self._path, self._stream), covered)
         except ConsortiumError as error:
-            self._audit.add(f"{self._stream}, newest checkpoint", error.message)
+            self._audit.add(where, error.message)
             return
-        self._verify_note(f"{self._stream}, newest checkpoint", newest)
+        newest = max(last, size or 0)
+        covered = max(covered, len(self._adopted_by(newest)))
+        if covered < len(self._keys):
+            self._audit.add(where, "no checkpoint covers the key that was adopted last")
+        self._audit.unsigned += self._size - newest
 
-    def _verify_note(self, where: str, note: bytes) -> int | None:
+    def _verify_note(self, where: str, note: bytes, covered: int) -> int | None:
         """The size of a checkpoint that holds; findings for one that does not."""
         self._audit.checkpoints += 1
         try:
             text = note.decode()
             size = parse_text(text.partition("\n\n")[0] + "\n").size
-            for key in self._keys_for(size):
+            for key in self._keys_for(size, covered):
                 verifier = Verifier(SIGNER_NAME, key)
                 checkpoint = open_checkpoint(text, origin_of(self._stream), [verifier])
             self._check_root(checkpoint)
@@ -225,14 +258,18 @@ class _Stream:
         if self._tree.root(checkpoint.size) != checkpoint.root:
             raise VerificationError("its root is not that of the log: the log was rewritten")
 
-    def _keys_for(self, size: int) -> list[bytes]:
-        """Who must have signed a checkpoint over `size` facts: the key of that time, and
-        the one before it when this is the first checkpoint after a rotation."""
-        adopted = [(at, key) for at, key in self._keys if at < size]
+    def _adopted_by(self, size: int) -> list[bytes]:
+        return [key for at, key in self._keys if at < size]
+
+    def _keys_for(self, size: int, covered: int) -> list[bytes]:
+        """Who must have signed a checkpoint over `size` facts, when `covered` keys were covered
+        by the checkpoints before it: the key of that time, and every key since the last one
+        that was covered. So trust in the first key leads to trust in the last."""
+        adopted = self._adopted_by(size)
         if not adopted:
             raise VerificationError("no key had been adopted when it was signed")
-        is_rotation = len(adopted) > 1 and adopted[-1][0] == size - 1
-        return [key for _, key in (adopted[-2:] if is_rotation else adopted[-1:])]
+        is_first = len(adopted) > max(covered, 1)
+        return adopted[max(covered, 1) - 1 :] if is_first else adopted[-1:]
 
     def _verify_receipt(self, proof: Proof) -> None:
         where = f"receipt for fact {proof.index}"
@@ -259,6 +296,16 @@ def _named_blobs(fact: f.Fact) -> Iterator[Digest]:
             digest = getattr(fact, name)
             if digest is not None:
                 yield digest
+
+
+def _are_backups_by_seed(state: Federation, fact: f.BackupsInvited) -> bool:
+    terms, open_round = state.terms, state.round
+    assert terms is not None and open_round is not None
+    pool = [
+        seat for seat in eligible(state.roster, terms, fact.at_ms) if seat not in open_round.invited
+    ]
+    seats = choose_backups(pool, len(fact.seats), open_round.seed, open_round.backup_calls)
+    return seats == fact.seats
 
 
 def _is_chosen_by_seed(state: Federation, fact: f.SitesInvited) -> bool:

@@ -31,6 +31,10 @@ class Notary:
         self._origin = origin
         self._signers = {signer.key.public: signer for signer in signers}
 
+    def root(self, size: int) -> bytes:
+        """The root of the first `size` records."""
+        return self._tree.root(size)
+
     def checkpoint(self, size: int, key: bytes, previous: bytes | None = None) -> str:
         """A signed note over the first `size` records, which are durable.
 

@@ -119,14 +119,14 @@ def cosignatures(note: str, witnesses: list[Verifier]) -> list[Cosignature]:
     not verify is an error, not an absence."""
     text, lines = _split(note)
     known = {(verifier.name, verifier.key_id(_COSIGNATURE)): verifier for verifier in witnesses}
-    found = []
+    found: dict[str, Cosignature] = {}
     for name, raw in lines:
         verifier = known.get((name, raw[:_KEY_ID_BYTES]))
         if verifier is not None:
             time_s = int.from_bytes(raw[_KEY_ID_BYTES : _KEY_ID_BYTES + _TIME_BYTES], "big")
             _verify(verifier, _cosigned(text, time_s), raw[_KEY_ID_BYTES + _TIME_BYTES :])
-            found.append(Cosignature(name, time_s))
-    return found
+            found[name] = Cosignature(name, time_s)  # one voice a witness
+    return list(found.values())
 
 
 def parse_text(text: str) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from consortium.ledger.note import Checkpoint, Verifier, open_checkpoint
 
 _TITLE = "consortium-proof/v1"
 _MAX_BYTES = 1 << 20
+_HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,11 @@ def read_proof(text: str) -> Proof:
     lines = head.split("\n")
     if len(text) > _MAX_BYTES or not blank or len(lines) < 3 or lines[0] != _TITLE:
         raise ProofError("this is not a proof of consortium")
-    if not lines[1].isascii() or not lines[1].isdigit() or len(lines[1]) > 18:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,17}", lines[1]):
         raise ProofError("the proof's index is not a number")
     path = tuple(_decode(line) for line in lines[3:])
+    if any(len(part) != _HASH_BYTES for part in path):
+        raise ProofError(f"the hashes of a proof have {_HASH_BYTES} bytes each")
     return Proof(int(lines[1]), _decode(lines[2]), path, note)
 
 
@@ -70,6 +74,9 @@ def _encode(data: bytes) -> str:
 
 def _decode(line: str) -> bytes:
     try:
-        return base64.b64decode(line, validate=True)
+        data = base64.b64decode(line, validate=True)
     except (binascii.Error, ValueError):
         raise ProofError("the proof is malformed") from None
+    if _encode(data) != line:
+        raise ProofError("the proof's base64 is not in its canonical form")
+    return data

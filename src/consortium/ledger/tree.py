@@ -8,6 +8,7 @@ The cache may vanish: the hashes are then computed again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Protocol
 
 from consortium.ledger.merkle import (
@@ -66,7 +67,7 @@ class Tree:
     def _blocks(self, level: int, first: int, count: int) -> list[bytes]:
         """Hashes of `count` blocks of 2**level leaves; they never cross a tile's border."""
         key = f"tile/{self._stream}/{level}/{first // _WIDTH}"
-        stored = self._cache.get(key) or b""
+        stored = _unsealed(self._cache.get(key) or b"")
         at = first % _WIDTH
         known = [
             stored[start : start + _HASH_BYTES] for start in range(0, len(stored), _HASH_BYTES)
@@ -75,7 +76,8 @@ class Tree:
         start = first - at
         known += [self._block(level, start + number) for number in missing]
         if missing:
-            self._cache.put(key, b"".join(known))
+            body = b"".join(known)
+            self._cache.put(key, _seal(body) + body)
         return known[at : at + count]
 
     def _block(self, level: int, index: int) -> bytes:
@@ -83,3 +85,13 @@ class Tree:
         if level == _BITS:
             return fold(self._leaves(first, first + _WIDTH))
         return fold(self._blocks(level - _BITS, first, _WIDTH))
+
+
+def _seal(body: bytes) -> bytes:
+    return sha256(b"consortium/tile/v1\0" + body).digest()
+
+
+def _unsealed(stored: bytes) -> bytes:
+    """A tile's hashes, or nothing: a cache that lies must not make a coordinator sign."""
+    seal, body = stored[:_HASH_BYTES], stored[_HASH_BYTES:]
+    return body if seal == _seal(body) else b""

@@ -142,14 +142,16 @@ def guarantees(plan: Plan) -> list[str]:
         "SEEN: the coordinator sees every site's update in the clear. An update can reveal "
         "records of its site to whoever reads it.",
         "NOT PROTECTED: there is no differential privacy and no secure aggregation in this plan.",
-        f"A model is published only when at least {quorum} sites contributed to it.",
+        f"QUORUM: a model is published only when {_sites(quorum)} contributed to it.",
     ]
     if plan.strategy.weight in ("samples", "sqrt"):
         sentences.append("SEEN: the coordinator learns how many records each site trained on.")
-    if quorum < 3:
+    if quorum == 1:
+        sentences.append("WARNING: with quorum 1 a model can be one site's update and no more.")
+    if quorum == 2:
         sentences.append(
-            f"WARNING: with quorum {quorum} a site can subtract its own update from the mean "
-            "and see another site's update."
+            "WARNING: with quorum 2 a site can subtract its own update from the mean and see "
+            "the other's."
         )
     if plan.strategy.clip is not None:
         sentences.append(
@@ -159,3 +161,7 @@ def guarantees(plan: Plan) -> list[str]:
     if not plan.evaluation.enabled or not plan.evaluation.gate:
         sentences.append("WARNING: no gate: a worse model replaces a better one.")
     return sentences
+
+
+def _sites(count: int) -> str:
+    return "one site at least has" if count == 1 else f"at least {count} sites have"

@@ -38,6 +38,7 @@ _IN_WORDS = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
     "a valid boolean": "true or false",
+    "String should match pattern": "must be of the form",
 }
 
 Key = tuple[str, ...]
@@ -63,7 +64,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     source = _Source(text, name)
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise source.syntax_error(str(error)) from None
     _refuse_unsupported(values, source)
     try:
@@ -99,7 +100,8 @@ def _explain(detail: ErrorDetails, source: _Source) -> PlanError:
     place = f"`{key[-1]}` in [{key[0]}]" if len(key) > 1 else f"[{key[0]}]"
     if detail["type"] == "extra_forbidden":
         kind = "key" if len(key) > 1 else "section"
-        hint = _suggestion(key[-1], _keys(key[:-1]))
+        hint = _home_of(key[-1]) if len(key) == 1 else ""
+        hint = hint or _suggestion(key[-1], _keys(key[:-1]))
         return source.error(UnknownKeyError, key, f"unknown {kind} {place}", hint)
     if len(key) == 1:
         return source.error(
@@ -117,6 +119,14 @@ def _keys(section: Key) -> list[str]:
         annotation = Plan.model_fields[name].annotation
         model = annotation if isinstance(annotation, type) else model
     return list(model.model_fields)
+
+
+def _home_of(name: str) -> str:
+    """Where a key belongs that stands outside of any section."""
+    for section in Plan.model_fields:
+        if name in _keys((section,)):
+            return f"{name} belongs under [{section}]"
+    return ""
 
 
 def _describe(key: Key) -> str:
@@ -158,7 +168,8 @@ class _Source:
         match = re.search(r"\(at line (\d+), column (\d+)\)", message)
         what = re.sub(r"\s*\(at .*\)$", "", message)
         what = what[:1].lower() + what[1:]
-        hint = 'text is written in quotes: name = "heart"'
+        is_value = "invalid value" in message.lower()
+        hint = 'text is written in quotes: name = "heart"' if is_value else ""
         if match is None:
             return PlanSyntaxError(f"not TOML: {what}", hint=hint, where=self.name)
         line, column = int(match[1]), int(match[2])

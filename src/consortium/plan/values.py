@@ -61,7 +61,9 @@ class FederationSection(_Section):
     """Who learns together, how often, and where."""
 
     name: str = Field(
-        default="study", min_length=1, max_length=64, description="the federation's name"
+        default="study",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        description="the federation's name: letters, digits, dots and dashes",
     )
     rounds: _Count = Field(default=100, description="rounds, at most")
     quorum: _Count = Field(default=3, description="updates without which nothing is aggregated")

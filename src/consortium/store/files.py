@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from consortium.errors import CorruptBlobError, MissingBlobError, StoreFailedErr
 from consortium.model import digest_of
 
 _TEMPORARY = "incoming"
+_DAY_S = 86_400
 _ATTEMPTS = 3
 
 
@@ -43,7 +45,8 @@ class FileBlobs:
         incoming = self._root / _TEMPORARY
         incoming.mkdir(parents=True, exist_ok=True)
         for leftover in incoming.iterdir():
-            leftover.unlink(missing_ok=True)
+            if is_abandoned(leftover):
+                leftover.unlink(missing_ok=True)
         for number in range(256):
             (self._root / f"{number:02x}").mkdir(exist_ok=True)
         sync_folder(self._root)
@@ -66,7 +69,7 @@ class FileBlobs:
     def _new_name(self) -> str:
         with self._lock:
             self._counter += 1
-            return f"{os.getpid()}-{threading.get_ident()}-{self._counter}"
+            return f"{threading.get_ident()}-{self._counter}.{os.getpid()}.new"
 
     def get(self, digest: Digest, start: int = 0, size: int | None = None) -> bytes:
         path = self._path(digest)
@@ -95,6 +98,19 @@ class FileBlobs:
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()
         return self._root / name[:2] / name[2:]
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Whether nobody is writing this file `NAME.PID.new` any more: its process has gone, or
+    it is a day old (a new process may have got the same number)."""
+    pid = temporary.name.split(".")[-2:-1]
+    try:
+        is_old = time.time() - temporary.stat().st_mtime > _DAY_S
+    except FileNotFoundError:
+        return True
+    if is_old or not pid or not pid[0].isdecimal():
+        return True
+    return not Path("/proc", pid[0]).exists() if Path("/proc/self").exists() else False
 
 
 def write_durably(path: Path, data: bytes) -> None:

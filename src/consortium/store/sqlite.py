@@ -36,7 +36,7 @@ class _Request:
     def __init__(self, stream: str, expected: int, records: Sequence[bytes]) -> None:
         self.stream, self.expected, self.records = stream, expected, records
         self.length: int | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @property
     def is_done(self) -> bool:
@@ -52,7 +52,7 @@ class SqliteLog:
         self._queue: list[_Request] = []
         self._queue_lock = threading.Lock()
         self._changed = threading.Condition()
-        self._local = threading.local()
+        self._idle: list[sqlite3.Connection] = []
         self._connections: list[sqlite3.Connection] = []
         with _failures(path):
             self._connection = self._connect()
@@ -120,11 +120,13 @@ class SqliteLog:
                 self._connection.execute("BEGIN IMMEDIATE")
                 lengths = [self._write(request) for request in group]
                 self._connection.execute("COMMIT")
-        except StoreError as error:
+        except BaseException as error:  # whatever it is, nobody who waits may be left behind
             self._roll_back()
             for request in group:
                 request.error = error
-            return
+            if isinstance(error, StoreError):
+                return
+            raise
         for request, length in zip(group, lengths, strict=True):
             request.length = length
         with self._changed:
@@ -153,8 +155,8 @@ class SqliteLog:
     # ---- reading --------------------------------------------------------------------
 
     def read(self, stream: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        with _failures(self._path):
-            end = self._length(self._reader(), stream)
+        with _failures(self._path), self._reader() as reader:
+            end = self._length(reader, stream)
         return self._rows(stream, start, end if stop is None else min(stop, end))
 
     def _rows(self, stream: str, start: int, end: int) -> Iterator[bytes]:
@@ -164,8 +166,8 @@ class SqliteLog:
         )
         at = start
         while at < end:
-            with _failures(self._path):
-                rows = self._reader().execute(query, (stream, at, end, _READ_ROWS)).fetchall()
+            with _failures(self._path), self._reader() as reader:
+                rows = reader.execute(query, (stream, at, end, _READ_ROWS)).fetchall()
             if [position for position, _ in rows] != list(range(at, at + len(rows))) or not rows:
                 raise CorruptStoreError(f"{self._path}: record {at} of {stream} is missing")
             for _, record in rows:
@@ -177,24 +179,24 @@ class SqliteLog:
     def follow(self, stream: str, start: int, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         while True:
-            with self._changed:
-                with _failures(self._path):
-                    length = self._length(self._reader(), stream)
-                left_s = deadline - time.monotonic()
-                if length > start or left_s <= 0:
-                    return length
+            with _failures(self._path), self._reader() as reader:
+                length = self._length(reader, stream)
+            left_s = deadline - time.monotonic()
+            if length > start or left_s <= 0:
+                return length
+            with self._changed:  # what comes between the look and the wait, the poll sees
                 self._changed.wait(min(left_s, _POLL_S))
 
     def streams(self) -> list[str]:
         """Every stream in the file."""
-        with _failures(self._path):
-            rows = self._reader().execute("SELECT DISTINCT stream FROM records ORDER BY stream")
+        with _failures(self._path), self._reader() as reader:
+            rows = reader.execute("SELECT DISTINCT stream FROM records ORDER BY stream")
             return [stream for (stream,) in rows]
 
     def check_integrity(self) -> None:
         """Raise when SQLite finds its own file damaged, whether a record is or not."""
-        with _failures(self._path):
-            found = self._reader().execute("PRAGMA integrity_check").fetchone()[0]
+        with _failures(self._path), self._reader() as reader:
+            found = reader.execute("PRAGMA integrity_check").fetchone()[0]
         if found != "ok":
             raise CorruptStoreError(f"{self._path.name} is damaged: {found}")
 
@@ -202,11 +204,17 @@ class SqliteLog:
         for connection in self._connections:
             connection.close()
 
-    def _reader(self) -> sqlite3.Connection:
-        if not hasattr(self._local, "connection"):
-            self._local.connection = self._connect()
-        connection: sqlite3.Connection = self._local.connection
-        return connection
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one reading; there are as many as ever read at the same time."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        finally:
+            self._idle.append(connection)
 
     @staticmethod
     def _length(connection: sqlite3.Connection, stream: str) -> int:

@@ -177,8 +177,11 @@ class World:
         return one_hot(self.layout.size, seat, 1.0 + self.rng.randrange(1 << 20) / (1 << 21))
 
     def appended(self, node: object, stream: str, records: Sequence[bytes]) -> None:
-        if stream == STREAM and isinstance(node, CoordinatorPlayer):
+        assert isinstance(node, CoordinatorPlayer)
+        if stream == STREAM:
             self.watch.appended(node, records)
+        else:
+            self.watch.kept(records)
 
     def meanwhile(self, node: object) -> None:
         self.pace.meanwhile(node)

@@ -207,7 +207,7 @@ def _unknown_key(patches: Patches) -> None:
 
 
 def _new_key_alone(patches: Patches) -> None:
-    patches.attribute(Coordinator, "_ends_with_key", lambda original, coordinator, size: False)
+    patches.attribute(Coordinator, "_is_rotating", lambda original, coordinator: False)
 
 
 def _stale_sum(patches: Patches) -> None:

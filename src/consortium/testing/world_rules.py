@@ -42,6 +42,7 @@ class Watch:
         self._world = world
         self.past = Past(world)
         self.is_off = False  # while another log than the true one is in place
+        self._kept_size = 0  # of the newest checkpoint that was written down
         self._finals: dict[tuple[int, Seat], Status] = {}
         self._acknowledged: list[tuple[int, Seat, Digest]] = []
 
@@ -163,16 +164,23 @@ class Watch:
             is_candidate = self.past.candidates.get(duty.round) == duty.model
             must(is_candidate, "I-R7", "a site is asked to evaluate what is not in the log")
 
-    def _checkpoint(self, note: str) -> None:
-        """Of a durable log, with its root; the first with a new key has the old one's
-        signature too."""
+    def kept(self, notes: Sequence[bytes]) -> None:
+        """Checkpoints were written down for auditors."""
+        for note in notes if not self.is_off else ():
+            self._kept_size = self._checkpoint(note.decode())
+
+    def _checkpoint(self, note: str) -> int:
+        """Of a durable log, with its root; until one that covers a new key is kept, with
+        the old key's signature too. Its size."""
         text, _, signatures = note.partition("\n\n")
         checkpoint = parse_text(text + "\n")
         size = checkpoint.size
         must(size < len(self.past.roots.at), "I-L2", f"a checkpoint of {size} facts, not durable")
         must(self.past.roots.at[size] == checkpoint.root, "I-L2", f"two roots at {size} facts")
-        is_first = size - 1 in self.past.rotations
-        must(not is_first or signatures.count("\n") == 2, "I-L2", "a new key came without the old")
+        newest = max((at for at in self.past.rotations if at < size), default=-1)
+        is_vouched = newest < self._kept_size or signatures.count("\n") == 2
+        must(is_vouched or newest < 0, "I-L2", "a new key came without the old")
+        return size
 
     def alarmed(self, site: SitePlayer) -> None:
         must(self.is_off, "I-L2", f"seat {site.seat} raised a false alarm: {site.alarm}")

@@ -10,7 +10,8 @@ from consortium.core import inputs as i
 from consortium.core.facts import Departure
 from consortium.core.ids import Seat
 from consortium.core.terms import DAY_MS, MINUTE_MS, SECOND_MS
-from consortium.testing.world_coordinator import CoordinatorPlayer
+from consortium.drive.coordinate import checkpoints_of
+from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer
 from consortium.testing.world_faults import Crash
 from consortium.testing.world_past import Violation, root_of
 from consortium.testing.world_site import SitePlayer
@@ -169,15 +170,17 @@ class Trouble:
         if len(records) <= self._founding + 2 or world.faults.is_quiet:
             return
         world.faults.happened("old backup of the coordinators' log")
-        true_log = list(records)
+        notes = world.log.records(checkpoints_of(STREAM))
+        true_log, true_notes = list(records), list(notes)
         del records[rng.randrange(self._founding, len(records)) :]
+        notes[:] = [note for note in notes if int(note.split(b"\n")[1]) <= len(records)]
         world.trace(f"a backup of {len(records)} facts is in the place of {len(true_log)}")
         self._begin_again()
         world.watch.is_off = world.faults.is_quiet = True
         for _ in range(rng.choice((0, 0, 2, 5))):  # it goes on from there, another way
             self._world.coordinators[0].work()
         self._ask_around()
-        records[:] = true_log
+        records[:], notes[:] = true_log, true_notes
         world.watch.is_off = world.faults.is_quiet = False
         world.is_over = world.setting.backup == "kept"
         self._begin_again()
