@@ -5,7 +5,8 @@ stands; a `console` block runs the commands behind `$` and compares what they pr
 `…` stands for anything, and may fail only where an error is shown. `<!-- file: name -->`
 writes the block below it to that file, `<!-- output -->` compares the block below it with
 what the last python block printed. `$ NAME=$(command)` keeps what the command prints, for
-`$NAME` in later commands of the page.
+`$NAME` in later commands of the page. A command with `--data` runs in a process of its own,
+because it keeps its directory locked until it ends.
 """
 
 from __future__ import annotations
@@ -176,6 +177,8 @@ def _run(words: list[str], command: str) -> tuple[int, str]:
     if words[0] != "consortium":
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
+    if "--data" in words:
+        return _run_alone(words)
     out, before = io.StringIO(), sys.argv
     sys.argv = words
     try:
@@ -186,6 +189,17 @@ def _run(words: list[str], command: str) -> tuple[int, str]:
     finally:
         sys.argv = before
     return 0, out.getvalue()
+
+
+def _run_alone(words: list[str]) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def _compare(expected: str, printed: str) -> None:

@@ -23,7 +23,7 @@ from consortium.errors import (
     StoreFailedError,
 )
 from consortium.model import digest_of
-from consortium.store import files
+from consortium.store import files, sqlite
 from consortium.store.cache import SqliteCache
 from consortium.store.files import FileBlobs, write_durably
 from consortium.store.sqlite import SqliteLog
@@ -148,6 +148,11 @@ def test_a_sound_log_passes_its_integrity_check(tmp_path: Path) -> None:
     assert log.check_integrity() is None  # type: ignore[func-returns-value]
 
 
+def test_text_out_of_a_damaged_schema_is_damage() -> None:
+    with pytest.raises(CorruptStoreError, match="not text"), sqlite._failures(Path("log")):
+        b"\xff".decode()
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     SqliteLog(tmp_path / "log").close()
     with sqlite3.connect(tmp_path / "log") as connection:
@@ -188,6 +193,38 @@ def test_a_commit_that_fails_is_not_acknowledged(tmp_path: Path) -> None:
         log.append("a", 0, [b"one"])
 
 
+def test_a_file_that_stays_busy_is_not_relied_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = SqliteLog(tmp_path / "log")
+    log.append("a", 0, [b"one"])
+    reader = sqlite3.connect(tmp_path / "log", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM records").fetchall()
+    log.append("a", 1, [b"two"])
+    monkeypatch.setattr(sqlite, "_BUSY_S", 0.05)
+    with pytest.raises(StoreFailedError, match="busy"):
+        SqliteLog(tmp_path / "log")
+    reader.close()
+
+
+def test_nobody_is_left_behind_by_somebody_elses_mistake(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "log")
+    with pytest.raises(UnicodeEncodeError):
+        log.append("\ud800", 0, [b"one"])
+    assert log.append("a", 0, [b"one"]) == 1
+
+
+@pytest.mark.parametrize("row", [("a", 0, "text"), ("a", "zero", b"bytes")])
+def test_values_of_another_type_are_damage(tmp_path: Path, row: tuple[Any, ...]) -> None:
+    with sqlite3.connect(tmp_path / "log") as connection:
+        connection.execute("PRAGMA user_version=1")
+        connection.execute("CREATE TABLE records (stream, position, record)")
+        connection.execute("INSERT INTO records VALUES (?, ?, ?)", row)
+    with pytest.raises(CorruptStoreError):
+        list(SqliteLog(tmp_path / "log").read("a"))
+
+
 # ---- blobs --------------------------------------------------------------------------
 
 
@@ -212,8 +249,29 @@ def test_readers_change_nothing(tmp_path: Path) -> None:
 def test_a_start_removes_what_a_crash_left(tmp_path: Path) -> None:
     FileBlobs(tmp_path / "blobs")
     (tmp_path / "blobs" / "incoming" / "half").write_bytes(b"half")
+    present = tmp_path / "blobs" / "incoming" / f"half.{os.getpid()}.new"
+    present.write_bytes(b"half")
     FileBlobs(tmp_path / "blobs")
     assert not (tmp_path / "blobs" / "incoming" / "half").exists()
+    assert present.exists()  # somebody is writing it
+
+
+def test_a_file_that_somebody_writes_is_left_alone(tmp_path: Path) -> None:
+    names = {f"a.{os.getpid()}.new": False, "a.1.new": False, f"a.{2**22 + 1}.new": True, "a": True}
+    for name, is_left in names.items():
+        (tmp_path / name).touch()
+        assert files.is_abandoned(tmp_path / name) is is_left, name
+    os.utime(tmp_path / f"a.{os.getpid()}.new", (0, 0))
+    assert files.is_abandoned(tmp_path / f"a.{os.getpid()}.new")
+    assert files.is_abandoned(tmp_path / "gone.1.new")
+
+
+def test_a_running_process_of_somebody_else_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(files.os, "kill", refuse)
+    assert files._is_running(1)
 
 
 def test_a_file_of_another_name_is_found(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from consortium.model import digest_of
 
 _TEMPORARY = "incoming"
 _DAY_S = 86_400
-_ATTEMPTS = 3
 
 
 class FileBlobs:
@@ -110,7 +109,17 @@ def is_abandoned(temporary: Path) -> bool:
         return True
     if is_old or not pid or not pid[0].isdecimal():
         return True
-    return not Path("/proc", pid[0]).exists() if Path("/proc/self").exists() else False
+    return not _is_running(int(pid[0]))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's
+    return True
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -123,20 +132,15 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def _write_and_rename(temporary: Path, path: Path, data: bytes) -> None:
-    for left in reversed(range(_ATTEMPTS)):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(path)
-            return
-        except FileNotFoundError:  # another process has just started, and swept it away
-            if not left:
-                raise
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(path: Path) -> None:

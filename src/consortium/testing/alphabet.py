@@ -74,7 +74,7 @@ def founding(terms: Terms, alphabet: Alphabet) -> list[f.Fact]:
         i.Found("explored", START_MS),
         i.AdoptPlan(digest("plan"), digest("task"), digest("layout"), terms, START_MS),
         i.InstallModel(FIRST_MODEL, START_MS),
-        *(i.Admit(SiteId(f"site {seat}"), b"", START_MS) for seat in alphabet.seats),
+        *(i.Admit(SiteId(f"site-{seat}"), b"", START_MS) for seat in alphabet.seats),
         *(i.Report(seat, report, START_MS) for seat in alphabet.seats),
     ]
     for item in arrivals:

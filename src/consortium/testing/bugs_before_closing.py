@@ -86,6 +86,13 @@ def _believe_other_check(patches: Patches) -> None:
     patches.rule(i.Checked, check)
 
 
+def _give_no_grace(patches: Patches) -> None:
+    def tick(real: Wrapper, state: Federation, terms: Terms, *rest: Any) -> Any:
+        return real(state, replace(terms, grace_ms=0), *rest)
+
+    patches.attribute(rounds, "tick", tick)
+
+
 def _ignore_norms(patches: Patches) -> None:
     patches.attribute(rounds._Tally, "limit", lambda *_: None)
 
@@ -220,7 +227,7 @@ BUGS = (
     Bug(
         "checks that run at the deadline are thrown away",
         TRAINING,
-        _settle_by(lambda terms: replace(terms, grace_ms=0)),
+        _give_no_grace,
     ),
     Bug(
         "a round closes at its quorum though all are waited for",

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from consortium.core import inputs as i
+from consortium.core.facts import RoundEnd
 from consortium.core.ids import Seat
+from consortium.core.roster import eligible
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
 from consortium.errors import (
@@ -153,18 +155,20 @@ def time_is_heard(state: Federation, item: i.Tick) -> bool:
 
 
 def due_rounds_open(state: Federation, item: i.Tick) -> bool:
-    """Between rounds, a tick that is due opens the next one."""
+    """Between rounds, a tick that is due opens the next one, if enough sites are eligible."""
     if state.round is not None or state.terms is None:
         return True
     is_idle = state.is_held or state.finished is not None
-    has_sites = len(state.roster) >= state.terms.wait_for
+    has_sites = len(eligible(state.roster, state.terms, item.now_ms)) >= state.terms.wait_for
     return is_idle or not has_sites or item.now_ms < state.next_due_ms
 
 
 def cancelling_is_heard(state: Federation, item: i.CancelRound, reply: Reply) -> bool:
-    """The lead can cancel the open round at any step, and no other round."""
+    """The lead can cancel the open round at any step, and no other; twice is as once."""
     is_open = state.round is not None and state.round.number == item.round
-    return not is_open and reply is not None
+    over = state.ended
+    is_done = over is not None and over.number == item.round and over.reason is RoundEnd.CANCELLED
+    return not is_open and (reply is None) is is_done
 
 
 HEARD_RULES: dict[type[Any], tuple[HeardRule, ...]] = {
