@@ -257,3 +257,17 @@ def test_a_proof_is_small() -> None:
     proof = world.notary.proof(7, 1000, world.note(1000))
     assert isinstance(proof, Proof)
     assert len(proof.text()) < 1000
+
+
+def test_a_notary_knows_its_keys_and_roots() -> None:
+    world = World(5)
+    assert world.notary.has_key(LOG.key.public)
+    assert not world.notary.has_key(SITE.key.public)
+    assert parse_text(world.note(5).partition("\n\n")[0] + "\n").root == world.notary.root(5)
+
+
+def test_a_signature_of_the_wrong_length_does_not_fit() -> None:
+    text = Checkpoint(ORIGIN, 1, bytes(32)).text()
+    raw = base64.b64encode(LOG.verifier.key_id() + bytes(63)).decode()
+    with pytest.raises(NoteError, match="does not fit"):
+        open_checkpoint(f"{text}\n— coordinator {raw}\n", ORIGIN, [LOG.verifier])
