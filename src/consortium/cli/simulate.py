@@ -76,7 +76,11 @@ def simulate(
         "directory": kept,
     }
     task = Paced(study.task, pace) if pace else study.task
-    run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
+    try:
+        run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
+    finally:
+        if kept is not None:
+            kept.close()
     _conclude(run, folder)
 
 
