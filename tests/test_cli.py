@@ -148,6 +148,17 @@ def test_a_task_that_exits_is_an_error(study: Path) -> None:
     assert "train failed: SystemExit in leaving.py" in done.stderr
 
 
+def test_what_a_task_prints_does_not_spoil_the_json(study: Path) -> None:
+    loop = "    for _ in range(site.training.epochs):"
+    text = (study / "task.py").read_text()
+    (study / "loud.py").write_text(text.replace(loop, f"    print('hello')\n{loop}"))
+    plan = (study / "consortium.toml").read_text().replace("task.py:", "loud.py:")
+    (study / "loud.toml").write_text(plan)
+    done = run("--json", "simulate", "loud.toml", "--rounds", "1", cwd=study)
+    assert json.loads(done.stdout)["ok"] is True
+    assert "hello" in done.stderr
+
+
 def test_a_closed_pipe_ends_quietly(study: Path) -> None:
     script = f"{sys.executable} -m consortium simulate consortium.toml --seed 1 | head -1"
     done = subprocess.run(
@@ -260,7 +271,7 @@ def test_every_code_is_explained(code: str) -> None:
 
 
 def test_explain_takes_what_people_paste() -> None:
-    for pasted in ("E0302", "e0302", "error[E0302]:"):
+    for pasted in ("E0302", "e0302", "error[E0302]:", "302"):
         done = run("explain", pasted)
         assert done.returncode == 0
         assert "DeadlineExpiredError" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from typing import Annotated
 
 import typer
@@ -21,6 +22,9 @@ def explain(
     """Explain an error code."""
     known = {kind.code: kind for kind in every_error()}
     wanted = code.strip().upper().removeprefix("ERROR").strip("[]:")
+    number = re.fullmatch(r"E?(\d{1,4})", wanted)
+    if number is not None:
+        wanted = f"E{int(number[1]):04}"
     if wanted == "ALL":
         envelope("explain", {"errors": [_told(kind) for kind in known.values()]})
         for kind in known.values():

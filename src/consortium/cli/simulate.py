@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from consortium.cli.report import command, data, envelope, say
+from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.errors import (
     InsufficientParticipantsError,
     UsageError,
@@ -69,18 +71,11 @@ def simulate(
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
     folder.begin(plan, seed)
     _introduce(plan, len(sites), seed, folder.path)
-    options = {
-        "record": record,
-        "drops": _drops(dropout, absent, seed),
-        "task_hash": study.task_hash,
-        "directory": kept,
-    }
+    drops = _drops(dropout, absent, seed)
+    options = {"record": record, "drops": drops, "directory": kept, "task_hash": study.task_hash}
     task = Paced(study.task, pace) if pace else study.task
-    try:
+    with closing(kept) if kept else nullcontext():
         run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
-    finally:
-        if kept is not None:
-            kept.close()
     _conclude(run, folder)
 
 
@@ -145,7 +140,9 @@ def watch(
             progress.on_round(record)
 
         chosen = Options(on_round=note, on_work=progress.on_work, **options)
-        return simulate_here(task, plan, sites, seed=seed, options=chosen)
+        # What a task prints must not get between a machine and its one JSON object.
+        with redirect_stdout(sys.stderr) if Voice.json else nullcontext():
+            return simulate_here(task, plan, sites, seed=seed, options=chosen)
 
 
 def _with_rounds(plan: Plan, rounds: int) -> Plan:

@@ -11,6 +11,7 @@ Who calls them must make the facts durable before anything that follows from the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from consortium.core import facts as f
@@ -131,7 +132,7 @@ def _look_again(
     """A round that waits for eligible sites may have them now."""
     if state.round is None or state.round.step is not Step.SELECTING:
         return ()
-    ahead = state.clone()
+    ahead = replace(state, roster=state.roster.clone())  # the news is about the roster alone
     evolve(ahead, news)
     assert ahead.terms is not None and ahead.round is not None
     return rounds.select(ahead, ahead.terms, ahead.round, news.at_ms)
