@@ -30,6 +30,8 @@ from consortium.core import inputs as i
 from consortium.core import participant as p
 from consortium.core.federation import owed
 from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.roster import eligible
+from consortium.core.state import Federation
 from consortium.core.terms import MINUTE_MS, SECOND_MS, Terms
 from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
@@ -284,9 +286,15 @@ class World:
 
     def _is_settled(self) -> bool:
         truth = self.watch.past.state
-        if truth.round is not None or owed(truth):
+        if truth.round is not None or (owed(truth) and self._can_open(truth)):
             return False
         return all(p.owed(site.state) is None for site in self.honest)
+
+    def _can_open(self, truth: Federation) -> bool:
+        """Whether the next round could open: while too few are eligible, it waits for them."""
+        terms = truth.terms
+        assert terms is not None
+        return len(eligible(truth.roster, terms, self.now_ms)) >= terms.wait_for
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
