@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from consortium.core import duties as d
 from consortium.core import inputs as i
-from consortium.core.ids import Digest
+from consortium.core.facts import RoundEnd
+from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation
+from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
 from consortium.drive.driver import Driver
 from consortium.drive.engine import first_model
 from consortium.drive.hands import CoordinatorHands
 from consortium.errors import ConflictError, InternalError, RoundOpenError, StoreError
-from consortium.model import Layout
+from consortium.model import Layout, Update, save_model, save_update
 from consortium.plan import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from tests.studies import TASK
@@ -141,3 +145,76 @@ def test_waking_is_not_for_the_hands() -> None:
     with pytest.raises(InternalError):
         hands.perform(d.WakeAt(0), Federation())
     assert isinstance(layout, Layout)
+
+
+# ---- one site's update must not keep a round from ending ----------------------------
+
+
+def collecting() -> tuple[Driver, CoordinatorHands, ManualClock]:
+    """Three sites are invited; the first has sent an update whose bytes are then lost."""
+    clock, blobs = ManualClock(), MemoryBlobs()
+    layout, vector = first_model(TASK, 0)
+    driver = Driver(MemoryLog(), "one", clock)
+    model = blobs.put(save_model(layout, vector))
+    driver.feed(i.Found("one", 0))
+    driver.feed(i.AdoptPlan(A, B, C, replace(TERMS, quorum=2, wait_for=3, target=3), 0))
+    driver.feed(i.InstallModel(model, 0))
+    for number in range(3):
+        driver.feed(i.Admit(SiteId(f"site-{number}"), b"", 0))
+    driver.feed(i.OpenRound(0))
+    driver.feed(i.Drawn(1, bytes(32), 0))
+    hands = CoordinatorHands(layout, Plan().strategy, blobs, clock, lambda number: bytes(32))
+    for seat in (1, 2, 3):
+        step = np.full(layout.size, seat, np.float32)
+        digest = blobs.put(save_update(Update(step, 10.0, model)))
+        driver.feed(i.Submit(1, Seat(seat), digest, None, 0))
+    return driver, hands, clock
+
+
+def lose_update(driver: Driver, hands: CoordinatorHands, seat: int) -> None:
+    assert driver.state.round is not None
+    hands.blobs.drop(driver.state.round.submitted[Seat(seat)])
+
+
+def test_an_update_whose_bytes_are_gone_is_rejected_and_the_round_goes_on() -> None:
+    driver, hands, _ = collecting()
+    lose_update(driver, hands, 1)
+    while driver.state.round is not None:
+        assert driver.work(hands)
+    assert driver.state.ended is not None
+    assert tuple(driver.state.ended.members) == (2, 3)
+
+
+def test_a_sum_whose_bytes_are_gone_fails_the_round() -> None:
+    driver, hands, _ = collecting()
+    while driver.state.round is not None and driver.state.round.step is Step.TRAINING:
+        driver.work(hands)
+    lose_update(driver, hands, 2)
+    driver.work(hands)
+    assert driver.state.ended is not None
+    assert driver.state.ended.reason is RoundEnd.AGGREGATION
+
+
+class Clumsy:
+    """Hands that cannot check the first site's update, and say so."""
+
+    def __init__(self, hands: CoordinatorHands) -> None:
+        self._hands = hands
+
+    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+        if isinstance(duty, d.Check) and duty.seat == 1:
+            raise StoreError("this disk cannot be read")
+        return self._hands.perform(duty, state)
+
+
+def test_a_duty_that_fails_keeps_neither_the_others_nor_the_clock_from_going_on() -> None:
+    driver, hands, clock = collecting()
+    clumsy = Clumsy(hands)
+    assert driver.work(clumsy)
+    assert driver.work(clumsy)
+    with pytest.raises(StoreError, match="cannot be read"):  # only it is left: it is told
+        driver.work(clumsy)
+    assert driver.state.round is not None
+    clock.advance_to(driver.state.round.deadline_ms + TERMS.grace_ms + 1)
+    closed = [type(fact).__name__ for fact in driver.work(clumsy)]
+    assert closed == ["RoundClosed"]
