@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from consortium.core import evolve as records
 from consortium.core import facts as f
@@ -67,9 +67,16 @@ class Bug:
     plant: Plant
 
 
+class Planted(Protocol):
+    """Any bug that knows how to be planted."""
+
+    @property
+    def plant(self) -> Plant: ...
+
+
 @contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """The core with this bug in it."""
+def planted(bug: Planted) -> Iterator[None]:
+    """The running code with this bug in it."""
     patches = Patches()
     try:
         bug.plant(patches)

@@ -7,12 +7,10 @@ of single rules, which need no faults to show, are the explorer's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from consortium.testing import world_bugs_protocol, world_bugs_stores
-from consortium.testing.patches import Patches, Plant
+from consortium.testing.patches import Plant
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +24,3 @@ class Bug:
 BUGS = tuple(
     Bug(name, plant) for name, plant in (*world_bugs_stores.PLANTS, *world_bugs_protocol.PLANTS)
 )
-
-
-@contextmanager
-def planted(bug: Bug) -> Iterator[None]:
-    """The code with this bug in it."""
-    patches = Patches()
-    try:
-        bug.plant(patches)
-        yield
-    finally:
-        for undo in reversed(patches.undo):
-            undo()

@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.progress import Progress
 
+from consortium.testing.patches import planted
 from consortium.testing.world import World
-from consortium.testing.world_bugs import BUGS, planted
+from consortium.testing.world_bugs import BUGS
 from consortium.testing.world_past import Violation
 
 MAX_HUNT = 200  # seeds after which a planted bug counts as missed
