@@ -32,5 +32,5 @@ if ! command -v strace >/dev/null; then
     fi
 fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    --constraint constraints.txt --editable ".[dev,examples]"
+    --constraint constraints.txt --editable ".[dev,examples,onnx,plots,torch]"
 touch .venv/ready

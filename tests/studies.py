@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from consortium.drive.engine import SimulatedSite
-from consortium.task import NumpyTask, Site, numpy_task
+from consortium.tasks import NumpyTask, Site, numpy_task
 
 TRUTH = np.array([1.0, -2.0, 0.5])
 

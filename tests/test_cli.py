@@ -56,6 +56,7 @@ def test_the_study_that_init_writes_runs(study: Path) -> None:
         "seed.txt",
         "guarantees.txt",
         "rounds.jsonl",
+        "sites.json",
         "summary.json",
         "model.safetensors",
         "log.facts",

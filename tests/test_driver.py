@@ -17,13 +17,13 @@ from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
 from consortium.drive.driver import Driver
-from consortium.drive.engine import first_model
+from consortium.drive.engine import begin
 from consortium.drive.hands import CoordinatorHands
 from consortium.errors import ConflictError, InternalError, RoundOpenError, StoreError
 from consortium.model import Layout, Update, save_model, save_update
 from consortium.plan import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
-from tests.studies import TASK
+from tests.studies import TASK, sites
 
 A, B, C, MODEL = (Digest(bytes([number]) * 32) for number in range(1, 5))
 TERMS = Terms(rounds=9, quorum=1, wait_for=1)
@@ -138,7 +138,7 @@ def test_the_clock_never_goes_back() -> None:
 
 
 def test_waking_is_not_for_the_hands() -> None:
-    layout, _ = first_model(TASK, 0)
+    layout = begin(TASK, Plan(), sites(1), 0)[0].layout
     hands = CoordinatorHands(
         layout, Plan().strategy, MemoryBlobs(), ManualClock(), lambda number: bytes(32)
     )
@@ -153,7 +153,8 @@ def test_waking_is_not_for_the_hands() -> None:
 def collecting() -> tuple[Driver, CoordinatorHands, ManualClock]:
     """Three sites are invited; the first has sent an update whose bytes are then lost."""
     clock, blobs = ManualClock(), MemoryBlobs()
-    layout, vector = first_model(TASK, 0)
+    local, vector = begin(TASK, Plan(), sites(1), 0)
+    layout = local.layout
     driver = Driver(MemoryLog(), "one", clock)
     model = blobs.put(save_model(layout, vector))
     driver.feed(i.Found("one", 0))

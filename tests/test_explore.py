@@ -24,6 +24,7 @@ QUICK = (
     small.SELECTION,
     small.QUORUM,
     small.UNANIMOUS,
+    small.SCREENED,
     small.ROUNDS,
     small.SHORT,
 )
@@ -54,6 +55,17 @@ CAUGHT_BY = {
     "the update that closes the round is left out": "members_are_all_that_count",
     "the seed is drawn again": "the_seed_is_drawn_once",
     "a decision changes the state": "decide_changes_nothing",
+    "an excluded update stays in the sum": "a_failure_has_its_reason",
+    "the screen is skipped": "a_screened_round_is_summed_after_its_screen",
+    "a sum is taken before the screen": "the_sum_is_over_the_members",
+    "the quorum is ignored after the screen": "a_screen_is_of_the_members",
+    "a screen of former members is taken": "a_screen_is_of_the_members",
+    "a screen excludes whom it likes": "who_is_excluded_stands_out",
+    "an update is excluded twice": "nobody_is_excluded_twice",
+    "the screen counts exclusions and makes none": "a_failure_has_its_reason",
+    "the excluded are members again after the sum": "nobody_excluded_is_in_the_sum",
+    "a departed member stays in the screen": "members_are_on_the_roster_until_the_sum",
+    "nobody owes the screen": "every_round_ends",
     "a departed member stays in the sum": "members_are_on_the_roster_until_the_sum",
     "a sum over former members is taken": "the_sum_is_over_the_members",
     "a second sum overwrites the first": "the_sum_is_over_the_members",
@@ -76,7 +88,7 @@ CAUGHT_BY = {
 # One update is enough, and both sites must be ready: all steps within a few hundred states.
 TINY = small.Small(
     "tiny",
-    replace(small.EVALUATED, quorum=1, wait_for=2, target=1, evaluation_quorum=1),
+    replace(small.EVALUATED, quorum=1, wait_for=2, target=1, evaluation_quorum=1, is_screened=True),
     Alphabet(sites=2, reporting=(Seat(2),), seeds=SEEDS[:1]),
 )
 

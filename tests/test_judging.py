@@ -13,11 +13,11 @@ from consortium.core.facts import Fault, Outcome
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric, Terms
 from consortium.gate import judge
-from consortium.model import Update, save_update
+from consortium.model import Update, plain_form, save_update
 from consortium.update.weigh import Weigh, Weighting
 
 BASE, OTHER = Digest(b"b" * 32), Digest(b"o" * 32)
-EXPECTED = Expected(2, np.dtype(np.float32), BASE, clip=None, weights=(1.0, 1e12))
+EXPECTED = Expected(plain_form(2, np.dtype(np.float32)), BASE, clip=None, weights=(1.0, 1e12))
 CLIPPED = replace(EXPECTED, clip=5.0)
 UPDATE = Update(np.float32([3, 4]), 10.0, BASE)
 
@@ -33,15 +33,15 @@ def test_a_good_update_passes_with_its_weight_and_norm() -> None:
 
 def test_each_check_has_its_own_code() -> None:
     assert check_update(b"junk", EXPECTED).fault is Fault.FORMAT
-    assert found(replace(UPDATE, step=np.float32([np.nan, 0]))) is Fault.FORMAT
-    assert found(replace(UPDATE, step=np.float32([1, 2, 3]))) is Fault.DIMENSIONS
+    assert found(replace(UPDATE, row=np.float32([np.nan, 0]))) is Fault.FORMAT
+    assert found(replace(UPDATE, row=np.float32([1, 2, 3]))) is Fault.DIMENSIONS
     assert found(replace(UPDATE, base=OTHER)) is Fault.STALENESS
-    assert found(replace(UPDATE, step=np.float32([3, 4.1])), CLIPPED) is Fault.MAGNITUDE
+    assert found(replace(UPDATE, row=np.float32([3, 4.1])), CLIPPED) is Fault.MAGNITUDE
 
 
 def test_an_update_is_not_larger_than_any_number() -> None:
-    wide = replace(EXPECTED, dtype=np.dtype(np.float64))
-    assert found(replace(UPDATE, step=np.array([1e200, 1e200])), wide) is Fault.MAGNITUDE
+    wide = replace(EXPECTED, form=plain_form(2, np.dtype(np.float64)))
+    assert found(replace(UPDATE, row=np.array([1e200, 1e200])), wide) is Fault.MAGNITUDE
 
 
 @pytest.mark.parametrize("weight", [0.5, 1e13])
@@ -69,7 +69,7 @@ def test_where_a_clip_bounds_it_the_norm_is_not_told() -> None:
 
 
 def test_without_a_clip_any_size_passes_here() -> None:
-    assert found(replace(UPDATE, step=np.float32([3e8, 4e8]))) is None
+    assert found(replace(UPDATE, row=np.float32([3e8, 4e8]))) is None
 
 
 TERMS = Terms(

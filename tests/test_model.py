@@ -20,16 +20,16 @@ from consortium.errors import (
     ModelFileError,
 )
 from consortium.model import (
-    MAX_HEADER_BYTES,
     Layout,
     Update,
     digest_of,
     load_model,
     load_update,
-    read_header,
+    plain_form,
     save_model,
     save_update,
 )
+from consortium.tensors import MAX_HEADER_BYTES, read_header
 
 TENSORS = {
     "head.w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -38,6 +38,7 @@ TENSORS = {
 }
 LAYOUT = Layout.of(TENSORS)
 F32 = np.dtype(np.float32)
+FORM = plain_form(2, F32)
 BASE = Digest(bytes(range(32)))
 MODEL = save_model(LAYOUT, LAYOUT.flatten(TENSORS))
 UPDATE = save_update(Update(np.array([1, 2], np.float32), 3.0, BASE))
@@ -144,8 +145,8 @@ def test_a_model_of_another_layout_or_with_nan_is_refused() -> None:
 
 
 def test_an_update_comes_back_as_it_went_in() -> None:
-    update = load_update(UPDATE, 2, F32)
-    np.testing.assert_array_equal(update.step, [1, 2])
+    update = load_update(UPDATE, FORM)
+    np.testing.assert_array_equal(update.row, [1, 2])
     assert (update.weight, update.base) == (3.0, BASE)
 
 
@@ -196,7 +197,7 @@ def test_an_update_comes_back_as_it_went_in() -> None:
 )
 def test_a_bad_update_is_refused_with_its_code(data: bytes, error: type[ConsortiumError]) -> None:
     with pytest.raises(error):
-        load_update(data, 2, F32)
+        load_update(data, FORM)
 
 
 @given(st.data())
@@ -205,18 +206,18 @@ def test_damaged_updates_are_refused_or_well_formed_and_never_crash(data: st.Dat
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
-        update = load_update(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]), 2, F32)
+        update = load_update(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]), FORM)
     except (FormatError, DimensionError):
         return
-    assert np.isfinite(update.step).all()
+    assert np.isfinite(update.row).all()
     assert update.weight > 0
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
     try:
-        layout, _, start = read_header(data)
+        specs, _, start = read_header(data)
     except FormatError:
         return
     assert start <= len(data)
-    assert layout.size >= 0
+    assert all(spec.size >= 0 for spec in specs)

@@ -58,6 +58,7 @@ When a round opens at 09:00
         ("Then the round is COMPLETED", "the round: expected COMPLETED, found TRAINING"),
         ("Then the deadline is 10:30", "expected 10:30 on day 1, found 10:00 on day 1"),
         ("Then the members are A", "the members: expected A, found nobody"),
+        ("Then the coordinator owes Screen", "what is owed: expected Screen, found WakeAt"),
         ("Then A is asked to evaluate", "A is asked: expected to evaluate, found to train"),
         ("Then the receipt of A says counted", "the receipt: expected counted, found nothing"),
         ("Then it is refused as OnHoldError", "the refusal: expected OnHoldError, found none"),
@@ -79,6 +80,7 @@ When a round opens at 09:00
         ("When Z sends an update", "nobody introduced Z"),
         ("When the update of A passes its checks", "A has submitted nothing"),
         ("When A reports the failure BOREDOM", "there is no Failure BOREDOM"),
+        ("When the screen excludes A for ENVY", "there is no Fault ENVY"),
         ("But A sends an update", "a line begins with Given, When, Then or"),
     ],
 )

@@ -22,7 +22,7 @@ from consortium.errors import (
     TaskResultError,
 )
 from consortium.plan import Plan, parse_plan
-from consortium.task import NumpyTask, Site
+from consortium.tasks import NumpyTask, Site
 from tests.studies import TASK, sites
 
 PLAN = parse_plan("[federation]\nrounds = 4\n[selection]\nfraction = 0.8\n")

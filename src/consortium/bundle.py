@@ -42,11 +42,19 @@ class Bundle:
         """The bytes that travel; equal bundles have equal bytes."""
         return b"".join([_MAGIC, self.manifest, b"\n", *(data for _, data in self.files)])
 
-    def task_hash(self, layout: Layout, entry: str, metrics: tuple[Metric, ...]) -> Digest:
-        """What a site approves: these files, run from `entry`, sharing `layout` and
-        reporting `metrics`."""
+    def task_hash(
+        self,
+        layout: Layout,
+        entry: str,
+        metrics: tuple[Metric, ...],
+        pinned: Digest | None = None,
+    ) -> Digest:
+        """What a site approves: these files, run from `entry`, sharing `layout` and reporting
+        `metrics`, on top of frozen tensors with the digest `pinned`, if there are any."""
         told = "".join(f"{metric.name} {int(metric.higher_is_better)}\n" for metric in metrics)
-        parts = (self.manifest, layout.digest, entry.encode(), told.encode())
+        parts = [self.manifest, layout.digest, entry.encode(), told.encode()]
+        if pinned is not None:
+            parts.append(pinned)
         framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
         return Digest(sha256(_TASK_CONTEXT + framed).digest())
 

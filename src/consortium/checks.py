@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from consortium.errors import (
     StalenessError,
     UpdateError,
 )
-from consortium.model import Update, load_update
+from consortium.model import STEP, Form, Update, load_update
 from consortium.update.clip import norms
 from consortium.update.stage import Rows
 
@@ -31,8 +30,7 @@ from consortium.update.stage import Rows
 class Expected:
     """What an update of this round must be."""
 
-    size: int
-    dtype: np.dtype[Any]
+    form: Form
     base: Digest
     clip: float | None
     weights: tuple[float, float]  # least and most that a site may weigh
@@ -58,7 +56,7 @@ _FAULTS: dict[type[UpdateError], Fault] = {
 def check_update(data: bytes, expected: Expected) -> Findings:
     """Run every check on the bytes of one update."""
     try:
-        update = load_update(data, expected.size, expected.dtype)
+        update = load_update(data, expected.form)
         check_staleness(update, expected)
         check_weight(update, expected)
         norm = check_magnitude(update, expected)
@@ -83,8 +81,9 @@ def check_weight(update: Update, expected: Expected) -> None:
 def check_magnitude(update: Update, expected: Expected) -> float:
     """The norm, which must be finite and not exceed the clip when the plan has one."""
     weight = np.array([update.weight])
+    step = expected.form.part(update.row, STEP)
     with np.errstate(over="ignore"):
-        norm = float(norms(Rows(update.step[None, :], weight, weight))[0])
+        norm = float(norms(Rows(step[None, :], weight, weight))[0])
     if not math.isfinite(norm) or (expected.clip is not None and norm > expected.clip):
         raise MagnitudeError("the update is larger than the plan's clip, or than any number")
     return norm

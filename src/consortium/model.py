@@ -1,17 +1,13 @@
 """Models and updates as flat vectors with a layout, and their one file format.
 
 What sites share is one flat vector; the `Layout` says which slice is which tensor. Files
-are safetensors: eight bytes of header length, a JSON header, raw little-endian numbers.
-We write the header ourselves, in one fixed form, so that equal models have equal digests
-in every version; and we check it before anything else looks at the bytes, because a
-hostile header is the cheapest attack on a parser.
+are safetensors in one fixed form: see `consortium.tensors`. An update is one row as well:
+its step, and whatever else the strategy makes sites send, side by side.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -21,38 +17,26 @@ import numpy.typing as npt
 
 from consortium.core.ids import Digest
 from consortium.errors import DimensionError, FormatError, LayoutError, ModelFileError
+from consortium.tensors import (
+    CODES,
+    DTYPES,
+    METADATA,
+    Tensors,
+    TensorSpec,
+    arrays_of,
+    read_header,
+    write_header,
+)
 
 Vector = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-Tensors = Mapping[str, npt.NDArray[Any]]  # any dtype comes in; the layout says which may stay
 
-MAX_HEADER_BYTES = 1 << 20
-_LENGTH_BYTES = 8
-_METADATA = "__metadata__"  # the one name that safetensors keeps for itself
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F16": np.dtype("<f2"),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_AVERAGED = ("F16", "F32", "F64")  # integers are never averaged
 _LAYOUT_CONTEXT = "consortium/layout/v1\n"
 
 
 def digest_of(data: bytes) -> Digest:
     """The name of a blob: the plain SHA-256 of its bytes, as `sha256sum` prints it."""
     return Digest(sha256(data).digest())
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a layout. `dtype` is F16, F32 or F64; integers are never averaged."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "F32"
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +57,15 @@ class Layout:
             raise LayoutError("the task shares no tensor at all")
         specs = []
         for name in sorted(tensors):
-            if name == _METADATA or not name.isprintable() or not 0 < len(name) <= 200:
+            if name == METADATA or not name.isprintable() or not 0 < len(name) <= 200:
                 raise LayoutError("a shared tensor has a name of 1 to 200 printable characters")
             array = np.asarray(tensors[name])
-            if array.dtype not in _CODES:
+            if CODES.get(array.dtype) not in _AVERAGED:
                 raise LayoutError(
                     f"shared tensor `{name}` has type {array.dtype}, which cannot be averaged",
                     hint="share float16, float32 or float64; keep counters and flags private",
                 )
-            specs.append(TensorSpec(name, array.shape, _CODES[array.dtype]))
+            specs.append(TensorSpec(name, array.shape, CODES[array.dtype]))
         return cls(tuple(specs))
 
     @property
@@ -125,16 +109,20 @@ class Layout:
         """One vector of all tensors; refuses other names, shapes or types."""
         found = Layout.of(tensors)
         if found != self:
-            raise LayoutError(f"shared tensors differ: {_difference(self, found)}")
+            raise LayoutError(self.difference(found))
         parts = [np.asarray(tensors[spec.name]).reshape(-1) for spec in self.specs]
         vector: Vector = np.concatenate(parts).astype(self.dtype, copy=False)
         return vector
+
+    def difference(self, found: Layout) -> str:
+        """In words, the first thing that another layout has otherwise."""
+        return f"shared tensors differ: {_difference(self, found)}"
 
     def unflatten(self, vector: Vector) -> dict[str, npt.NDArray[Any]]:
         """The tensors of a vector, as copies that the caller may change."""
         tensors, at = {}, 0
         for spec in self.specs:
-            part = vector[at : at + spec.size].astype(_DTYPES[spec.dtype])
+            part = vector[at : at + spec.size].astype(DTYPES[spec.dtype])
             tensors[spec.name] = part.reshape(spec.shape)
             at += spec.size
         return tensors
@@ -163,149 +151,100 @@ def save_model(layout: Layout, vector: Vector) -> bytes:
     if vector.shape != (layout.size,):
         raise LayoutError(f"a vector of {vector.size} numbers does not fit the layout")
     tensors = layout.unflatten(vector)
-    return _header(layout, {}) + b"".join(tensors[spec.name].tobytes() for spec in layout.specs)
+    numbers = b"".join(tensors[spec.name].tobytes() for spec in layout.specs)
+    return write_header(layout.specs, {}) + numbers
 
 
 def load_model(layout: Layout, data: bytes) -> Vector:
     """The vector of a model file of exactly this layout; refuses anything else."""
     try:
-        found, _, start = read_header(data)
-        if found != layout:
-            raise DimensionError(_difference(layout, found))
+        specs, _, start = read_header(data)
+        if specs != layout.specs:
+            raise DimensionError(_difference(layout, Layout(specs)))
     except (FormatError, DimensionError) as error:
         raise ModelFileError(f"not a model of this layout: {error.message}") from None
-    vector = layout.flatten(_tensors(layout, data, start))
+    vector = layout.flatten(arrays_of(specs, data, start))
     if not np.isfinite(vector).all():
         raise ModelFileError("the model has numbers that are not finite")
     return vector
 
 
-def _tensors(layout: Layout, data: bytes, start: int) -> dict[str, npt.NDArray[Any]]:
-    tensors = {}
-    for spec in layout.specs:
-        dtype = _DTYPES[spec.dtype]
-        flat = np.frombuffer(data, dtype, count=spec.size, offset=start)
-        tensors[spec.name] = flat.reshape(spec.shape)
-        start += spec.size * dtype.itemsize
-    return tensors
-
-
 # ---- updates ------------------------------------------------------------------------
+
+STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an update consists of: named vectors, side by side in one row, in the order of
+    their names. `step` is always there; a strategy may add others.
+
+    >>> form = Form((("step", 3), ("tau", 1)), np.dtype(np.float32))
+    >>> form.size, form.part(np.arange(4), "tau")
+    (4, array([3]))
+    """
+
+    vectors: tuple[tuple[str, int], ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.vectors)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, (size,), CODES[self.dtype]) for name, size in self.vectors)
+
+    def part(self, row: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+        """One vector of a row, as a view."""
+        at = 0
+        for known, size in self.vectors:
+            if known == name:
+                return row[at : at + size]
+            at += size
+        raise KeyError(name)
+
+
+def plain_form(size: int, dtype: np.dtype[Any]) -> Form:
+    """An update that is a step and nothing else."""
+    return Form(((STEP, size),), dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one site sends: its step under the round's layout, its weight, its base model."""
+    """What one site sends: a row of some form, its weight, its base model."""
 
-    step: Vector
+    row: Vector
     weight: float
     base: Digest
 
 
-def save_update(update: Update) -> bytes:
-    layout = _update_layout(update.step)
+def save_update(update: Update, form: Form | None = None) -> bytes:
+    """The file of an update; without a form, of one that is a step and nothing else."""
+    form = form or plain_form(len(update.row), update.row.dtype)
+    if update.row.shape != (form.size,) or update.row.dtype != form.dtype:
+        raise LayoutError(f"a row of {update.row.size} numbers does not have the update's form")
     about = {"base": update.base.hex(), "weight": repr(float(update.weight))}
-    return _header(layout, about) + update.step.tobytes()
+    return write_header(form.specs, about) + update.row.tobytes()
 
 
-def load_update(data: bytes, size: int, dtype: np.dtype[Any]) -> Update:
-    """One site's update of `size` numbers. The bytes come from outside: trust nothing.
+def load_update(data: bytes, form: Form) -> Update:
+    """One site's update of this form. The bytes come from outside: trust nothing.
 
     Raises `FormatError` for what is not well-formed or not finite, `DimensionError` for
-    what is not a step of this size and type.
+    what is not an update of this form.
     """
-    layout, about, start = read_header(data)
-    if layout != Layout((TensorSpec("step", (size,), _CODES[dtype]),)):
-        raise DimensionError(f"not one step of {size} numbers of type {_CODES[dtype]}")
+    specs, about, start = read_header(data)
+    if specs != form.specs:
+        wanted = ", ".join(f"{name} of {size}" for name, size in form.vectors)
+        raise DimensionError(f"not an update of: {wanted} numbers of type {CODES[form.dtype]}")
     if sorted(about) != ["base", "weight"] or len(about["base"]) != 64:
         raise FormatError("an update names its base and its weight, and nothing else")
-    step = np.frombuffer(data, dtype, offset=start)
+    row = np.frombuffer(data, form.dtype, offset=start)
     try:
         weight, base = float(about["weight"]), bytes.fromhex(about["base"])
     except ValueError:
         raise FormatError("base or weight of the update is malformed") from None
-    if not math.isfinite(weight) or weight <= 0 or not np.isfinite(step).all():
+    if not math.isfinite(weight) or weight <= 0 or not np.isfinite(row).all():
         raise FormatError("the update has numbers that are not finite or not positive")
-    return Update(step, weight, Digest(base))
-
-
-def _update_layout(step: Vector) -> Layout:
-    return Layout((TensorSpec("step", step.shape, _CODES[step.dtype]),))
-
-
-# ---- the header ---------------------------------------------------------------------
-
-
-def _header(layout: Layout, about: Mapping[str, str]) -> bytes:
-    entries: dict[str, object] = {_METADATA: dict(sorted(about.items()))} if about else {}
-    at = 0
-    for spec in layout.specs:
-        end = at + spec.size * _DTYPES[spec.dtype].itemsize
-        shape = list(spec.shape)
-        entries[spec.name] = {"dtype": spec.dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # numbers start at a multiple of eight
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def read_header(data: bytes) -> tuple[Layout, dict[str, str], int]:
-    """(layout, metadata, where the numbers start) of a safetensors file.
-
-    Refuses a long header, duplicate names, unknown types, gaps, overlaps and a size that
-    is not exactly what the header says, before any tensor is made.
-    """
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    start = _LENGTH_BYTES + length
-    if len(data) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or start > len(data):
-        raise FormatError("the header is missing, cut off or longer than 1 MiB")
-    try:
-        entries = json.loads(data[_LENGTH_BYTES:start], object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError):
-        raise FormatError("the header is not JSON") from None
-    if not isinstance(entries, dict):
-        raise FormatError("the header is not a table")
-    about = entries.pop(_METADATA, {})
-    if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
-        raise FormatError("the metadata is not a table of texts")
-    layout, end = _layout_of(entries)
-    if start + end != len(data):
-        raise FormatError("the file is not as long as its header says")
-    return layout, about, start
-
-
-def _layout_of(entries: dict[str, object]) -> tuple[Layout, int]:
-    specs, at = [], 0
-    for name, entry in sorted(entries.items()):
-        spec, begin, end = _spec_of(name, entry)
-        if begin != at or end - begin != spec.size * _DTYPES[spec.dtype].itemsize:
-            raise FormatError("tensors do not follow each other in the order of their names")
-        specs.append(spec)
-        at = end
-    return Layout(tuple(specs)), at
-
-
-def _spec_of(name: str, entry: object) -> tuple[TensorSpec, int, int]:
-    if not isinstance(entry, dict) or sorted(entry) != ["data_offsets", "dtype", "shape"]:
-        raise FormatError("a header entry has other fields than dtype, shape and data_offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise FormatError("a tensor has a type that cannot be averaged")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
-        raise FormatError("a shape or offset is not a list of whole numbers")
-    return TensorSpec(name, tuple(shape), dtype), offsets[0], offsets[1]
-
-
-def _are_sizes(values: object) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) <= 32
-        and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
-    )
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("duplicate name")
-    return table
+    return Update(row, weight, Digest(base))

@@ -63,8 +63,9 @@ def _check_phase(one: Round) -> None:
 
 
 def _check_against_roster(state: Federation, one: Round) -> None:
-    if one.step in (Step.TRAINING, Step.SUMMING):
-        live = one.members if one.step is Step.SUMMING else one.accepted
-        for seat in (*live, *(one.waiting if one.step is Step.TRAINING else ())):
+    is_training = one.step is Step.TRAINING
+    if is_training or one.step in (Step.SCREENING, Step.SUMMING):
+        live = one.accepted if is_training else one.members
+        for seat in (*live, *(one.waiting if is_training else ())):
             assert seat in state.roster, "a revoked site would be counted"
     assert all(seat in state.roster for seat in one.unheard), "a revoked site is asked"

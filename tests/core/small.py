@@ -12,7 +12,7 @@ from typing import Any
 
 from consortium.core import inputs as i
 from consortium.core.codec import decode, encode
-from consortium.core.duties import Aggregate, Judge
+from consortium.core.duties import Aggregate, Judge, Screen
 from consortium.core.facts import Departure, Failure, Fault, Outcome
 from consortium.core.federation import decide, evolve, is_legal, owed, replay
 from consortium.core.ids import Digest, Seat, SiteId
@@ -28,6 +28,9 @@ JUDGED = replace(
     judged_by="loss",
     evaluation_quorum=2,
 )
+
+
+SCREENED = replace(TERMS, target=5, is_screened=True)
 
 
 def digest(name: str) -> Digest:
@@ -100,6 +103,12 @@ class World:
     def dismiss(self, seat: int) -> tuple[Any, ...]:
         return self.give(i.Dismiss(Seat(seat), Departure.REVOKED, self.now_ms))
 
+    def screen(self, *excluded: int, fault: Fault = Fault.NORM) -> tuple[Any, ...]:
+        (duty,) = owed(self.state)
+        assert isinstance(duty, Screen)
+        named = tuple((Seat(seat), fault) for seat in excluded)
+        return self.give(i.Screened(duty.round, duty.count, named, self.now_ms))
+
     def sum(self, name: str = "") -> tuple[Any, ...]:
         (duty,) = owed(self.state)
         assert isinstance(duty, Aggregate)
@@ -164,6 +173,13 @@ def training(sites: int = 3, terms: Terms = TERMS) -> World:
 
 
 def summing(sites: int = 3, terms: Terms = TERMS) -> World:
+    world = training(sites, terms)
+    world.send(*world.round.invited)
+    return world
+
+
+def screening(sites: int = 5, terms: Terms = SCREENED) -> World:
+    """A closed round of `sites` members, of whom three are a quorum."""
     world = training(sites, terms)
     world.send(*world.round.invited)
     return world

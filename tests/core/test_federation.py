@@ -504,6 +504,7 @@ def test_invited_site_is_asked_to_train_and_others_are_not() -> None:
             1,
             Seat(seat),
             digest("model 0"),
+            None,
             digest("plan"),
             digest("task"),
             START_MS + TERMS.duration_ms,

@@ -84,6 +84,7 @@ def forged(fact: f.Fact) -> list[f.Fact]:
         "first": Seat(99),
         "members": (Seat(1), Seat(2), Seat(99)),
         "count": 99,
+        "count_left": 99,
         "version": 99,
         "round": 99,
         "evaluations": 99,

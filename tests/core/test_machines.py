@@ -20,7 +20,7 @@ from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.answers import receipt
 from consortium.core.codec import decode, encode
-from consortium.core.facts import Departure, Failure, Fault, Outcome, RoundEnd
+from consortium.core.facts import ANOMALIES, Departure, Failure, Fault, Outcome, RoundEnd
 from consortium.core.federation import decide, evolve, is_legal, owed, owed_by, replay
 from consortium.core.ids import Seat, SiteId
 from consortium.core.state import Federation, Round
@@ -54,6 +54,7 @@ TERMS = st.builds(
     judged_by=st.sampled_from(["", "loss", "accuracy"]),
     stop_below=st.sampled_from([None, 0.01]),
     patience=st.integers(0, 3),
+    is_screened=st.booleans(),
 ).map(lambda terms: replace(terms, wait_for=max(terms.wait_for, terms.quorum)))
 
 
@@ -128,15 +129,17 @@ class Coordinator(RuleBasedStateMachine):
         elif one.step is Step.EVALUATING:
             self._evaluate(one, share, loss)
         else:
-            self._perform(outcome)
+            self._perform(outcome, share)
 
     def _train(self, one: Round, share: float, is_odd: bool) -> None:
+        assert self.state.terms is not None
+        is_screened = self.state.terms.is_screened
         is_simulated = self.state.roster.is_simulated
         chosen = self.some(one.waiting, share)
         cohort = tuple(sorted(seat for seat in chosen if is_simulated(seat)))
         for seat in chosen:
             update = digest(f"{self.number} {seat}")
-            if not is_simulated(seat):
+            if is_screened or not is_simulated(seat):
                 self.give(i.Submit(self.number, seat, update, None, self.now_ms))
         for duty in owed(self.state):
             if isinstance(duty, d.Check) and self.rng.random() < max(share, 0.5):
@@ -156,11 +159,13 @@ class Coordinator(RuleBasedStateMachine):
         for seat in self.some(one.unheard, share):
             self.give(i.Score(one.number, seat, one.model, 3, *sums, None, self.now_ms))
 
-    def _perform(self, outcome: Outcome) -> None:
+    def _perform(self, outcome: Outcome, share: float) -> None:
         """The coordinator's own duties."""
         number = self.number
         for duty in owed(self.state):
-            if isinstance(duty, d.Aggregate):
+            if isinstance(duty, d.Screen):
+                self._screen(duty, share)
+            elif isinstance(duty, d.Aggregate):
                 self._sum(duty)
             elif isinstance(duty, d.Judge):
                 self.give(i.Verdict(number, duty.model, outcome, self.now_ms))
@@ -169,6 +174,13 @@ class Coordinator(RuleBasedStateMachine):
             elif isinstance(duty, d.WakeAt):
                 self.now_ms = max(self.now_ms, duty.at_ms)
                 self.give(i.Tick(self.now_ms))
+
+    def _screen(self, duty: d.Screen, share: float) -> None:
+        assert [rank for _, rank, _ in duty.updates] == sorted(rank for _, rank, _ in duty.updates)
+        assert len(duty.updates) == duty.count, "somebody is not screened"
+        seats = sorted(self.some([seat for seat, _, _ in duty.updates], share / 4))
+        excluded = tuple((seat, self.rng.choice(sorted(ANOMALIES))) for seat in seats)
+        self.give(i.Screened(duty.round, duty.count, excluded, self.now_ms))
 
     def _sum(self, duty: d.Aggregate) -> None:
         assert self.state.round is not None
@@ -228,6 +240,7 @@ class Coordinator(RuleBasedStateMachine):
             "round": number,
             "seat": seats[0] if seats else Seat(1),
             "seats": seats,
+            "excluded": tuple((seat, rng.choice(list(Fault))) for seat in seats),
             "model": rng.choice(models),
             "update": digest(f"{number} {rng.choice([*seats, 1])}"),
             "count": rng.randrange(3),

@@ -21,7 +21,7 @@ from .fact_text import read
 from .small import digest
 
 NOW = 1000
-TRAIN = d.Train(1, Seat(4), digest("base"), digest("plan"), digest("task"), 5000, False)
+TRAIN = d.Train(1, Seat(4), digest("base"), None, digest("plan"), digest("task"), 5000, False)
 EVALUATE = d.Evaluate(1, Seat(4), digest("candidate"), digest("base"), 9000)
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from consortium.core import inputs as i
 from consortium.core import snapshot
+from consortium.core.facts import Fault
 from consortium.core.federation import owed
 from consortium.core.ids import Seat
 from consortium.core.state import Federation
 from consortium.errors import CodecError
 
-from .small import JUDGED, START_MS, World, digest, evaluating, ready, summing, training
+from .small import JUDGED, START_MS, World, digest, evaluating, ready, screening, summing, training
 
 
 def with_cohort() -> World:
@@ -30,6 +31,12 @@ def with_cohort() -> World:
     sums = (9.0, 9.0)
     assert world.round.model is not None
     world.give(i.ScoredCohort(1, seats, world.round.model, 10, sums, sums, START_MS))
+    return world
+
+
+def screened() -> World:
+    world = screening()
+    world.screen(2, fault=Fault.DIRECTION)
     return world
 
 
@@ -48,7 +55,7 @@ def ended() -> World:
     return world
 
 
-WORLDS = [World, ready, training, summing, evaluating, with_cohort, ended]
+WORLDS = [World, ready, training, screening, screened, summing, evaluating, with_cohort, ended]
 
 
 @pytest.mark.parametrize("make", WORLDS)

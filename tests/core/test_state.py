@@ -11,7 +11,7 @@ from consortium.core.roster import Roster
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step
 
-from .small import JUDGED, digest, evaluating, summing, training
+from .small import JUDGED, digest, evaluating, screening, summing, training
 
 # For each field type a value that is not the default.
 CHANGED: dict[str, Any] = {
@@ -71,6 +71,6 @@ def test_remaining_counts_whose_update_is_in_or_can_come() -> None:
 
 
 def test_clone_is_complete_at_every_step() -> None:
-    for world in (training(), summing(), evaluating()):
+    for world in (training(), screening(), summing(), evaluating()):
         assert world.state.clone() == world.state == world.replayed()
         assert not world.round.is_over

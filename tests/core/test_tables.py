@@ -21,6 +21,7 @@ from consortium.core.tables import (
     FINAL_STEPS,
     PARTICIPANT,
     ROUND,
+    SCREENED_ROUND,
     Phase,
     Stage,
     Standing,
@@ -28,7 +29,7 @@ from consortium.core.tables import (
 )
 from consortium.core.terms import Terms
 
-from .small import JUDGED, START_MS, World, evaluating, founded, ready, summing, training
+from .small import JUDGED, START_MS, World, evaluating, founded, ready, screening, summing, training
 
 ROUND_FACTS: tuple[type[Any], ...] = get_args(f.RoundFact)
 FEDERATION_FACTS: tuple[type[Any], ...] = get_args(f.FederationFact)
@@ -64,6 +65,7 @@ AT_STEP = {
     Step.INITIALIZED: _initialized,
     Step.SELECTING: _selecting,
     Step.TRAINING: training,
+    Step.SCREENING: screening,
     Step.SUMMING: summing,
     Step.EVALUATING: evaluating,
     Step.JUDGING: _judging,
@@ -139,6 +141,13 @@ def test_every_round_fact_has_a_place_in_the_table() -> None:
     free = {s.TaskApproved, s.ApprovalWithdrawn, s.SiteHeld, s.SiteResumed}
     free |= {s.CheckpointWitnessed}
     assert moves == set(get_args(s.SiteFact)) - free
+
+
+def test_screened_round_differs_in_one_move_alone() -> None:
+    changed = {key for key in SCREENED_ROUND if SCREENED_ROUND[key] != ROUND[key]}
+    assert SCREENED_ROUND.keys() == ROUND.keys()
+    assert changed == {(Step.TRAINING, f.RoundClosed)}
+    assert set(SCREENED_ROUND.values()) | {Step.INITIALIZED} == set(Step)
 
 
 def test_nothing_leaves_a_final_step_and_every_step_can_fail() -> None:

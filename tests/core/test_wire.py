@@ -106,7 +106,8 @@ class World:
         self.sites = [Site(Seat(seat)) for seat in range(1, SITES + 1)]
         judged_by = self.rng.choice(["", "loss"])
         close = self.rng.choice(list(Close))
-        self.set_up(replace(TERMS, judged_by=judged_by, close=close))
+        is_screened = self.rng.random() < 0.5
+        self.set_up(replace(TERMS, judged_by=judged_by, close=close, is_screened=is_screened))
 
     def set_up(self, terms: Terms) -> None:
         give = self.coordinator.give
@@ -191,6 +192,8 @@ class World:
             case d.Check(seat=seat, update=update):
                 fault = f.Fault.FORMAT if update[0] < 10 else None
                 return i.Checked(number, seat, update, fault, 1.0, 1.0, self.now_ms)
+            case d.Screen():
+                return self.screen(duty)
             case d.Aggregate():
                 return self.sum(duty)
             case d.Judge(model=model):
@@ -199,6 +202,12 @@ class World:
                 return i.Released(number, model, self.now_ms)
             case _:
                 return i.Drawn(number, self.rng.randbytes(32), self.now_ms)
+
+    def screen(self, duty: d.Screen) -> i.Input:
+        """Every coordinator that looks finds something else."""
+        seats = sorted(seat for seat, _, _ in duty.updates if self.rng.random() < 0.1)
+        excluded = tuple((seat, f.Fault.DISTANCE) for seat in seats)
+        return i.Screened(duty.round, duty.count, excluded, self.now_ms)
 
     def sum(self, duty: d.Aggregate) -> i.Input:
         seats = []
@@ -269,7 +278,8 @@ def _check(world: World) -> None:
 
 
 def _check_sums(world: World, log: list[bytes]) -> None:
-    removed = {(fact.round, fact.seat) for fact in _facts(log, f.MemberRemoved)}
+    lost = _facts(log, f.MemberRemoved, f.UpdateExcluded)
+    removed = {(fact.round, fact.seat) for fact in lost}
     for closed in _facts(log, f.RoundClosed):
         members = [seat for seat in closed.members if (closed.round, seat) not in removed]
         for published in _facts(log, f.ModelPublished):

@@ -37,20 +37,36 @@ def joined(left: Partial, right: Partial) -> Partial:
     return Partial(left.block, left.total + right.total, left.weight + right.weight)
 
 
-def sum_block(rows: Iterable[tuple[int, Vector, float]]) -> Partial:
-    """The partial sum of (rank, vector, weight) in ascending rank within one block."""
-    total: Total | None = None
-    weight, last = 0.0, -1
-    for rank, vector, row_weight in rows:
+class BlockSum:
+    """Sums one block rank after rank, as rows come."""
+
+    def __init__(self) -> None:
+        self._total: Total | None = None
+        self._weight = 0.0
+        self._last = -1
+
+    def add(self, rank: int, vector: Vector, weight: float) -> None:
+        """The next row of the block. Ranks ascend and belong to one block."""
+        last = self._last
         if rank <= last or (last >= 0 and rank // BLOCK != last // BLOCK):
             raise InternalError("ranks of a block are ascending and belong together")
-        product = np.multiply(vector, row_weight, dtype=np.float64)
-        total = product if total is None else np.add(total, product, out=total)
-        weight += row_weight
-        last = rank
-    if total is None:
-        raise InternalError("a block has at least one row")
-    return Partial(last // BLOCK, total, weight)
+        product = np.multiply(vector, weight, dtype=np.float64)
+        self._total = product if self._total is None else np.add(self._total, product, out=product)
+        self._weight += weight
+        self._last = rank
+
+    def finish(self) -> Partial:
+        if self._total is None:
+            raise InternalError("a block has at least one row")
+        return Partial(self._last // BLOCK, self._total, self._weight)
+
+
+def sum_block(rows: Iterable[tuple[int, Vector, float]]) -> Partial:
+    """The partial sum of (rank, vector, weight) in ascending rank within one block."""
+    block = BlockSum()
+    for rank, vector, weight in rows:
+        block.add(rank, vector, weight)
+    return block.finish()
 
 
 class WeightedMean:

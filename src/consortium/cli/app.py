@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from consortium.cli import audit, demo, explain, init, simulate
+from consortium.cli import audit, compare, demo, explain, init, lock, simulate
 from consortium.cli.report import Voice
 
 app = typer.Typer(
@@ -43,7 +43,9 @@ def root(
 
 
 app.command("init")(init.init)
+app.command("lock")(lock.lock)
 app.command("simulate")(simulate.simulate)
+app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
 app.add_typer(audit.app, name="audit")

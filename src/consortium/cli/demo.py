@@ -129,16 +129,16 @@ def _compare(folder: Path, study: Study) -> dict[str, dict[str, float]]:
     """Accuracy of each site's own model and of the common one, at home and everywhere."""
     from consortium.core.ids import Seat
     from consortium.drive.alone import mean_metric, train_alone
-    from consortium.drive.engine import LoopEngine, first_model
+    from consortium.drive.engine import LoopEngine, begin
     from consortium.model import load_model
     from consortium.store.files import FileBlobs
 
     task, sites = study.task, study.sites
-    layout, start = first_model(task, _SEED)
+    local, start = begin(task, study.plan, sites, _SEED)
     state = _folded(folder)
     blobs = FileBlobs.existing(folder / "coordinator" / "blobs")
-    together = load_model(layout, blobs.get(state.versions[state.current].model))
-    engine = LoopEngine(task, layout, sites, study.plan.training, _SEED)
+    together = load_model(local.layout, blobs.get(state.versions[state.current].model)), None
+    engine = LoopEngine(local, sites, _SEED)
     index = [metric.name for metric in task.metrics].index("accuracy")
     everywhere = [Seat(number) for number in range(1, len(sites) + 1)]
     told = {}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from consortium.cli.cross_site import cross_site_table
 from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.errors import (
     InsufficientParticipantsError,
@@ -26,36 +29,54 @@ if TYPE_CHECKING:
     from consortium.drive.run_folder import RunFolder
     from consortium.drive.simulate import Run
     from consortium.plan import Plan
-    from consortium.task import Task
+    from consortium.tasks import Task
+
+
+_PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")]
+_Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same model. Default: drawn.")
+]
+_Rounds = Annotated[int | None, typer.Option(help="Rounds, instead of the plan's.")]
+_Record = Annotated[
+    bool,
+    typer.Option(
+        "--record", help="Store, check and log each update on its own, as a coordinator does."
+    ),
+]
+_Dropout = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Chance that a site falls out of a round.")
+]
+_Away = Annotated[
+    list[str] | None, typer.Option(help="NAME:ROUNDS, such as site-3:3,4; repeatable.")
+]
+_Pace = Annotated[float, typer.Option(min=0.0, help="Seconds to wait before each site, to watch.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that train. Default: one a core for torch models."),
+]
+_Directory = Annotated[
+    Path | None,
+    typer.Option("--data", help="Keep log and blobs here; a killed run goes on from here."),
+]
+_Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
+_Cross = Annotated[
+    bool, typer.Option("--cross-site", help="Then train each site alone, and try all everywhere.")
+]
 
 
 @command
 def simulate(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same model. Default: drawn.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the plan's.")] = None,
-    record: Annotated[
-        bool,
-        typer.Option(
-            "--record", help="Store, check and log each update on its own, as a coordinator does."
-        ),
-    ] = False,
-    dropout: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Chance that a site falls out of a round.")
-    ] = 0.0,
-    away: Annotated[
-        list[str] | None, typer.Option(help="NAME:ROUNDS, such as site-3:3,4; repeatable.")
-    ] = None,
-    pace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait before each site, to watch.")
-    ] = 0.0,
-    directory: Annotated[
-        Path | None,
-        typer.Option("--data", help="Keep log and blobs here; a killed run goes on from here."),
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    plan_file: _PlanFile,
+    seed: _Seed = None,
+    rounds: _Rounds = None,
+    record: _Record = False,
+    dropout: _Dropout = 0.0,
+    away: _Away = None,
+    pace: _Pace = 0.0,
+    workers: _Workers = None,
+    directory: _Directory = None,
+    runs: _Runs = Path("runs"),
+    cross: _Cross = False,
 ) -> None:
     """Run a plan here, with every site in this process."""
     from consortium.drive.run_folder import RunFolder
@@ -72,11 +93,17 @@ def simulate(
     folder.begin(plan, seed)
     _introduce(plan, len(sites), seed, folder.path)
     drops = _drops(dropout, absent, seed)
-    options = {"record": record, "drops": drops, "directory": kept, "task_hash": study.task_hash}
+    options: dict[str, Any] = {
+        "record": record,
+        "drops": drops,
+        "directory": kept,
+        "task_hash": study.task_hash,
+    }
+    options["workers"] = workers
     task = Paced(study.task, pace) if pace else study.task
     with closing(kept) if kept else nullcontext():
         run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
-    _conclude(run, folder)
+    _conclude(run, folder, show_cross_site(run, folder.path) if cross else None)
 
 
 def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
@@ -85,8 +112,25 @@ def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
         say(f"  {sentence}")
 
 
-def _conclude(run: Run, folder: RunFolder) -> None:
+def show_cross_site(run: Run, folder: Path) -> dict[str, object]:
+    """Each site's own model and the common one at every site, as a table and a file."""
+    from consortium.drive.alone import cross_site
+
+    say("training each site alone, to compare …")
+    with redirect_stdout(sys.stderr) if Voice.json else nullcontext():
+        found = cross_site(run, run.plan.evaluation.metric)
+    data("")
+    for line in cross_site_table(found):
+        data(line)
+    told: dict[str, object] = asdict(found)
+    (folder / "cross_site.json").write_text(json.dumps(told, indent=2) + "\n")
+    return told
+
+
+def _conclude(run: Run, folder: RunFolder, cross: dict[str, object] | None) -> None:
     told = {**folder.finish(run), "folder": str(folder.path)}
+    if cross is not None:
+        told["cross_site"] = cross
     if told["failed_rounds"] == told["rounds"]:
         raise InsufficientParticipantsError(
             f"no round completed; see {folder.path}/rounds.jsonl",

@@ -36,6 +36,20 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Screen:
+    """Compare what the members sent and find what stands out; report `Screened`.
+
+    Who cannot compare them excludes nobody: what is wrong shows in the sum. `updates` are
+    in the order of summation: see `Round.invited`.
+    """
+
+    round: int
+    count: int
+    base: Digest
+    updates: tuple[tuple[Seat, int, Digest], ...]  # (seat, rank, update)
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """Sum what the members sent and step the model; report `Summed` or `NotSummed`.
 
@@ -77,6 +91,7 @@ class Train:
     round: int
     seat: Seat
     base: Digest
+    server_state: Digest | None
     plan: Digest
     task: Digest
     deadline_ms: int
@@ -94,5 +109,5 @@ class Evaluate:
     deadline_ms: int
 
 
-Duty = WakeAt | Draw | Check | Aggregate | Judge | Release
+Duty = WakeAt | Draw | Check | Screen | Aggregate | Judge | Release
 SiteDuty = Train | Evaluate

@@ -14,7 +14,7 @@ from consortium.core import facts as f
 from consortium.core.ids import Seat
 from consortium.core.roster import Member
 from consortium.core.state import Federation, Round, Sums, Version
-from consortium.core.tables import FEDERATION, ROUND, Step
+from consortium.core.tables import FEDERATION, ROUND, SCREENED_ROUND, Step
 from consortium.core.terms import Terms
 
 
@@ -24,7 +24,8 @@ def evolve(state: Federation, fact: f.Fact) -> None:
     kind = type(fact)
     open_round = state.round
     if open_round is not None:
-        open_round.step = ROUND.get((open_round.step, kind), open_round.step)
+        moves = SCREENED_ROUND if _terms(state).is_screened else ROUND
+        open_round.step = moves.get((open_round.step, kind), open_round.step)
     _RECORD[kind](state, fact)
     state.standing = FEDERATION.get((state.standing, kind), state.standing)
 
@@ -177,8 +178,14 @@ def _cohort_trained(state: Federation, fact: f.CohortTrained) -> None:
     open_round.partials.append((fact.seats, fact.weight, fact.partial))
 
 
-def _rejected(state: Federation, fact: f.UpdateRejected | f.UpdateExcluded) -> None:
+def _rejected(state: Federation, fact: f.UpdateRejected) -> None:
     _fall(_open(state), fact.seat, fact.fault)
+
+
+def _excluded(state: Federation, fact: f.UpdateExcluded) -> None:
+    open_round = _open(state)
+    open_round.members.pop(fact.seat, None)  # before the closing there are none
+    _fall(open_round, fact.seat, fact.fault)
 
 
 def _dropped(state: Federation, fact: f.SiteDropped) -> None:
@@ -204,6 +211,10 @@ def _member_removed(state: Federation, fact: f.MemberRemoved) -> None:
     open_round = _open(state)
     del open_round.members[fact.seat]
     _fall(open_round, fact.seat, f.Failure.REVOKED)
+
+
+def _screened(state: Federation, fact: f.UpdatesScreened) -> None:
+    """Who is out, the exclusions say; the step is in the table."""
 
 
 def _aggregated(state: Federation, fact: f.Aggregated) -> None:
@@ -314,7 +325,7 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.UpdateReceived: _received,
     f.UpdateAccepted: _accepted,
     f.UpdateRejected: _rejected,
-    f.UpdateExcluded: _rejected,
+    f.UpdateExcluded: _excluded,
     f.SiteDropped: _dropped,
     f.CohortTrained: _cohort_trained,
     f.RoundClosed: _closed,
@@ -327,4 +338,5 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.ModelPublished: _published,
     f.RoundCompleted: _completed,
     f.RoundFailed: _failed,
+    f.UpdatesScreened: _screened,
 }

@@ -16,7 +16,8 @@ from consortium.core.terms import ReportValue, Terms
 
 
 class Fault(IntEnum):
-    """Why an update was not counted: the six checks of an update."""
+    """Why an update was not counted: the six checks of an update, then what the screen of
+    all updates together finds."""
 
     FORMAT = 1
     DIMENSIONS = 2
@@ -24,6 +25,13 @@ class Fault(IntEnum):
     STALENESS = 4
     SIGNATURE = 5
     PRIVACY = 6
+    NORM = 7  # stands out by its size
+    DIRECTION = 8  # points away from the others
+    DISTANCE = 9  # lies far from the others
+
+
+# What only the screen can find: it takes the others to tell.
+ANOMALIES = frozenset({Fault.NORM, Fault.DIRECTION, Fault.DISTANCE})
 
 
 class Failure(IntEnum):
@@ -264,7 +272,8 @@ class UpdateRejected:
 
 @dataclass(frozen=True, slots=True)
 class UpdateExcluded:
-    """An update that passed its own checks stands out among the others at closing."""
+    """An update that passed its own checks stands out among the others: at closing, or when
+    the closed round is screened."""
 
     KIND = 24
     round: int
@@ -397,6 +406,16 @@ class RoundFailed:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class UpdatesScreened:
+    """The members that are left after the screen's exclusions may be summed."""
+
+    KIND = 37
+    round: int
+    count_left: int
+    at_ms: int
+
+
 FederationFact = (
     FederationFounded
     | PlanAdopted
@@ -433,5 +452,6 @@ RoundFact = (
     | ModelPublished
     | RoundCompleted
     | RoundFailed
+    | UpdatesScreened
 )
 Fact = FederationFact | RoundFact

@@ -154,7 +154,7 @@ def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
         return ()
     if open_round.step is Step.TRAINING:
         return rounds.depart(state, terms, seat, now_ms)
-    if open_round.step is Step.SUMMING:
+    if open_round.step in (Step.SCREENING, Step.SUMMING):
         return verdict.remove_member(open_round, terms, seat, now_ms)
     if open_round.step is Step.EVALUATING:
         return verdict.depart_evaluator(open_round, seat, now_ms)
@@ -308,6 +308,7 @@ _ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {
     i.Checked: rounds.check,
     i.Fail: _fail,
     i.TrainedCohort: rounds.train_cohort,
+    i.Screened: verdict.screened,
     i.Summed: verdict.summed,
     i.NotSummed: verdict.not_summed,
     i.Score: verdict.score,

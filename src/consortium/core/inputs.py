@@ -173,6 +173,19 @@ class TrainedCohort:
 
 
 @dataclass(frozen=True, slots=True)
+class Screened:
+    """The members' updates were compared; `excluded` are those that stand out, by seat.
+
+    `count` names the set that was compared, as in `Summed`.
+    """
+
+    round: int
+    count: int
+    excluded: tuple[tuple[Seat, Fault], ...]  # ascending seats; faults of `ANOMALIES`
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summed:
     """Members only ever leave a closed round, so `count` names the set that was summed."""
 
@@ -239,6 +252,7 @@ Input = (
     | Drawn
     | Checked
     | TrainedCohort
+    | Screened
     | Summed
     | NotSummed
     | ScoredCohort

@@ -104,6 +104,32 @@ def _dropped(state: Federation, open_round: Round, fact: f.SiteDropped) -> bool:
     return fact.seat in asked
 
 
+def _excluded(state: Federation, open_round: Round, fact: f.UpdateExcluded) -> bool:
+    """Before the closing for a fault of its own, after it for one that the screen finds."""
+    is_screening = open_round.step is Step.SCREENING
+    pool = open_round.members if is_screening else open_round.accepted
+    return fact.seat in pool and (fact.fault in f.ANOMALIES) is is_screening
+
+
+def _cohort_trained(state: Federation, open_round: Round, fact: f.CohortTrained) -> bool:
+    """Simulated sites that are waited for; a screen would not see them one by one."""
+    is_screened = state.terms is not None and state.terms.is_screened
+    return (
+        bool(fact.seats)
+        and not is_screened
+        and all(
+            seat in open_round.waiting and state.roster.is_simulated(seat) for seat in fact.seats
+        )
+    )
+
+
+def _screened(state: Federation, open_round: Round, fact: f.UpdatesScreened) -> bool:
+    """Those that are left are a quorum, and still there."""
+    return fact.count_left == len(open_round.members) >= open_round.quorum and all(
+        seat in state.roster for seat in open_round.members
+    )
+
+
 def _closed(state: Federation, open_round: Round, fact: f.RoundClosed) -> bool:
     """All that were accepted and no others, and never fewer than the quorum."""
     return (
@@ -151,14 +177,9 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     ),
     f.UpdateAccepted: lambda state, open_round, fact: fact.seat in open_round.unchecked,
     f.UpdateRejected: lambda state, open_round, fact: fact.seat in open_round.unchecked,
-    f.UpdateExcluded: lambda state, open_round, fact: fact.seat in open_round.accepted,
+    f.UpdateExcluded: _excluded,
     f.SiteDropped: _dropped,
-    f.CohortTrained: lambda state, open_round, fact: (
-        bool(fact.seats)
-        and all(
-            seat in open_round.waiting and state.roster.is_simulated(seat) for seat in fact.seats
-        )
-    ),
+    f.CohortTrained: _cohort_trained,
     f.RoundClosed: _closed,
     f.MemberRemoved: lambda state, open_round, fact: (
         fact.seat in open_round.members and fact.seat not in state.roster
@@ -180,4 +201,5 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     f.ModelPublished: _published,
     f.RoundCompleted: _completed,
     f.RoundFailed: lambda state, open_round, fact: True,
+    f.UpdatesScreened: _screened,
 }

@@ -68,6 +68,15 @@ def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.D
     return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
 
 
+def _owe_screen(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
+    ranks, submitted = open_round.invited, open_round.submitted
+    updates = tuple(
+        (seat, ranks[seat], submitted[seat])
+        for seat in sorted(open_round.members, key=ranks.__getitem__)
+    )
+    return (d.Screen(open_round.number, len(updates), open_round.base, updates),)
+
+
 def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
     ranks, submitted = open_round.invited, open_round.submitted
     updates = sorted(
@@ -124,6 +133,7 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
             open_round.number,
             seat,
             open_round.base,
+            open_round.server_state,
             state.plan,
             state.task,
             open_round.deadline_ms,
@@ -141,6 +151,7 @@ _OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
     Step.INITIALIZED: _owe_draw,
     Step.SELECTING: _owe_waiting,
     Step.TRAINING: _owe_checks,
+    Step.SCREENING: _owe_screen,
     Step.SUMMING: _owe_sum,
     Step.EVALUATING: _owe_evaluation,
     Step.JUDGING: _owe_verdict,

@@ -123,6 +123,8 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
         return ()
     if open_round.step is not Step.TRAINING:
         return ()
+    if terms.is_screened:
+        raise InvalidInputError("a plan that screens takes updates one by one, no sums of many")
     if item.seats and all(seat in open_round.accepted for seat in item.seats):
         return ()
     if not item.seats or not all(

@@ -38,6 +38,7 @@ from consortium.core.facts import (
     UpdateExcluded,
     UpdateReceived,
     UpdateRejected,
+    UpdatesScreened,
 )
 
 
@@ -53,11 +54,12 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """Where exactly a round is. AGGREGATING has four steps."""
+    """Where exactly a round is. AGGREGATING has five steps."""
 
     INITIALIZED = Phase.INITIALIZED, "opened; its seed is being drawn"
     SELECTING = Phase.SELECTING, "waits until enough sites are eligible"
     TRAINING = Phase.TRAINING, "sites train; updates come in"
+    SCREENING = Phase.AGGREGATING, "closed; updates that stand out are looked for, if the plan asks"
     SUMMING = Phase.AGGREGATING, "closed; the members' updates are summed"
     EVALUATING = Phase.AGGREGATING, "members try the candidate and the base"
     JUDGING = Phase.AGGREGATING, "the gate weighs the evidence"
@@ -115,6 +117,10 @@ ROUND: Moves = {
     (Step.TRAINING, DeadlineExtended): Step.TRAINING,
     (Step.TRAINING, RoundClosed): Step.SUMMING,
     (Step.TRAINING, RoundFailed): Step.FAILED,
+    (Step.SCREENING, UpdateExcluded): Step.SCREENING,
+    (Step.SCREENING, MemberRemoved): Step.SCREENING,
+    (Step.SCREENING, UpdatesScreened): Step.SUMMING,
+    (Step.SCREENING, RoundFailed): Step.FAILED,
     (Step.SUMMING, MemberRemoved): Step.SUMMING,
     (Step.SUMMING, Aggregated): Step.EVALUATING,
     (Step.SUMMING, RoundFailed): Step.FAILED,
@@ -129,6 +135,9 @@ ROUND: Moves = {
     (Step.RELEASING, RoundCompleted): Step.COMPLETED,
     (Step.RELEASING, RoundFailed): Step.FAILED,
 }
+
+# A round whose plan screens takes one step more between its closing and its sum.
+SCREENED_ROUND: Moves = {**ROUND, (Step.TRAINING, RoundClosed): Step.SCREENING}
 
 FEDERATION: Moves = {
     (Standing.FOUNDED, FederationFounded): Standing.FOUNDED,

@@ -98,6 +98,7 @@ class Terms:
     stop_below: float | None = None  # stop when the metric named `loss` is below
     patience: int = 0  # 0: never stop for lack of improvement
     min_delta: float = 0.0
+    is_screened: bool = False  # updates that stand out among the others are not summed
 
     @property
     def has_evaluation(self) -> bool:

@@ -1,5 +1,5 @@
-"""The rules of a round from its closing to its end: one sum, evaluation by the members,
-the gate's verdict, publication, and whether the federation is done."""
+"""The rules of a round from its closing to its end: the screen, one sum, evaluation by the
+members, the gate's verdict, publication, and whether the federation is done."""
 
 from __future__ import annotations
 
@@ -34,6 +34,33 @@ def at_step(state: Federation, number: int, step: Step) -> Round | None:
     return open_round
 
 
+# ---- the screen ---------------------------------------------------------------------
+
+
+def screened(state: Federation, terms: Terms, item: i.Screened) -> Facts:
+    """The members' updates were compared. The first screen of the present members stands;
+    without a quorum of them left, there is nothing to sum."""
+    open_round = at_step(state, item.round, Step.SCREENING)
+    if open_round is None or item.count != len(open_round.members):
+        return ()
+    _check_excluded(open_round, item.excluded)
+    excluded = [
+        f.UpdateExcluded(item.round, seat, fault, item.now_ms) for seat, fault in item.excluded
+    ]
+    left = item.count - len(excluded)
+    if left < open_round.quorum:
+        return (*excluded, *fail(open_round, terms, f.RoundEnd.NO_QUORUM, item.now_ms))
+    return (*excluded, f.UpdatesScreened(item.round, left, item.now_ms))
+
+
+def _check_excluded(open_round: Round, excluded: tuple[tuple[Seat, f.Fault], ...]) -> None:
+    seats = [seat for seat, _ in excluded]
+    if seats != sorted(set(seats)) or not all(seat in open_round.members for seat in seats):
+        raise InvalidInputError("a screen names members of the round, each once, in sorted order")
+    if not all(fault in f.ANOMALIES for _, fault in excluded):
+        raise InvalidInputError("a screen excludes for what it takes the others to tell")
+
+
 # ---- the sum ------------------------------------------------------------------------
 
 
@@ -59,7 +86,8 @@ def not_summed(state: Federation, terms: Terms, item: i.NotSummed) -> Facts:
 
 
 def remove_member(open_round: Round, terms: Terms, seat: Seat, now_ms: int) -> Facts:
-    """A member is revoked between closing and the sum: its update must not be in it."""
+    """A member is revoked between closing and the sum: its update must not be in it. A
+    screen that compared it with the others has to be made again."""
     if seat not in open_round.members:
         return ()
     if len(open_round.members) - 1 < open_round.quorum:

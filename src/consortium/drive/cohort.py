@@ -1,34 +1,49 @@
 """The sites of a simulation: what they answer when the coordinator's state asks them.
 
 Sites that were admitted as a cohort answer in blocks, one fact a block; sites that were
-admitted one by one answer one by one, as real ones do. The numbers are the same.
+admitted one by one answer one by one, as real ones do. The numbers are the same. A row is
+added to its block's sum as soon as it is there, so memory does not grow with the cohort.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from consortium.aggregate.weighted import BLOCK, sum_block
+from consortium.aggregate.weighted import BLOCK, BlockSum
 from consortium.core import inputs as i
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Close
-from consortium.drive.engine import LoopEngine
+from consortium.drive.engine import Engine, Training
 from consortium.drive.hands import CoordinatorHands
-from consortium.model import Update, Vector, save_update
-from consortium.store.ports import Blobs
+from consortium.drive.local import Contribution
+from consortium.drive.panel import Panel, totals
+from consortium.drive.states import SiteStates
+from consortium.model import Form, Update, Vector, save_update
 from consortium.update.stage import Chain, Rows
 
 Drops = Callable[[int, str], bool]  # whether a site falls out of a round
 OnWork = Callable[[int, str, int, int], None]  # round, what, done, of
 
-_Score = tuple[list[float], int]
+_FLOAT64 = np.dtype(np.float64)
+
+
+@dataclass(slots=True)
+class _Running:
+    """Training that is under way: seats in the order of their invitation, whose results
+    come in that order."""
+
+    round: int
+    seats: list[Seat]
+    results: Generator[Contribution, None, None]
+    block: BlockSum = field(default_factory=BlockSum)
+    summed: list[Seat] = field(default_factory=list)
 
 
 class Cohort:
@@ -36,19 +51,18 @@ class Cohort:
 
     def __init__(
         self,
-        engine: LoopEngine,
+        engine: Engine,
         hands: CoordinatorHands,
         pipeline: Chain,
+        states: SiteStates,
         drops: Drops | None = None,
         on_work: OnWork | None = None,
     ) -> None:
         self._engine, self._hands, self._pipeline = engine, hands, pipeline
-        self._blobs: Blobs = hands.blobs
-        self._drops = drops
-        self._on_work = on_work
-        self._trained: dict[Seat, tuple[Vector, int]] = {}  # of the present block only
-        self._trained_in = 0  # the round that they were trained in
-        self._scores: dict[Digest, dict[Seat, _Score]] = {}
+        self._states, self._drops, self._on_work = states, drops, on_work
+        self._running: _Running | None = None
+        self._panel = Panel(engine, states, self._one_evaluated)
+        self._asked: Round | None = None  # the round whose members are evaluating
         self._vectors: dict[Digest, Vector] = {}  # candidate and base, read once
 
     def answer(self, state: Federation, now_ms: int) -> i.Input | None:
@@ -61,100 +75,116 @@ class Cohort:
             return self._evaluate(state, open_round, now_ms)
         return None
 
+    def means(self, model: Digest) -> dict[str, list[float]]:
+        """Each member's mean of each metric for a model that was just evaluated."""
+        return {self._name(seat): means for seat, means in self._panel.means(model).items()}
+
+    def close(self) -> None:
+        self._stop()
+        self._engine.close()
+
     # ---- training -------------------------------------------------------------------
 
     def _train(self, state: Federation, open_round: Round, now_ms: int) -> i.Input:
-        if self._trained_in != open_round.number:
-            self._trained, self._trained_in = {}, open_round.number
-        seats: list[Seat] = []
+        lost = self._first_to_fall_out(open_round)
+        if lost is not None:
+            return i.Fail(open_round.number, lost, Failure.RESOURCES, None, now_ms)
+        running = self._continued(state, open_round)
         wanted = _still_wanted(state, open_round)
-        for seat in self._next_block(state, open_round):
-            failure = self._try(open_round, seat)
-            if failure is not None:
-                return i.Fail(open_round.number, seat, failure, None, now_ms)
-            seats.append(seat)
-            if len(seats) == wanted:  # one by one, the round would close here too
-                break
-        rows = self._rows(seats)
-        self._trained.clear()
-        if state.roster.is_simulated(seats[0]):
-            return self._block_answer(open_round, seats, rows, now_ms)
-        return self._single_answer(open_round, seats[0], rows, now_ms)
-
-    def _try(self, open_round: Round, seat: Seat) -> Failure | None:
-        """Train one site, unless it has been; why it falls out of the round, if it does."""
-        if self._falls_out(open_round, seat):
-            return Failure.RESOURCES
-        if seat not in self._trained:
-            base = self._vector(open_round.base)
-            self._trained[seat] = self._engine.train(seat, base, open_round.number)
+        while running.seats:
+            seat = running.seats.pop(0)
+            result = next(running.results)
             self._progress(open_round, "train", len(open_round.invited))
-        return None if np.isfinite(self._trained[seat][0]).all() else Failure.TRAINING
+            if not np.isfinite(result.row).all():
+                return i.Fail(open_round.number, seat, Failure.TRAINING, None, now_ms)
+            if result.state is not None:
+                self._states.keep(seat, open_round.number, result.state)
+            rows = self._sent(result)
+            if not state.roster.is_simulated(seat):
+                return self._single_answer(open_round, seat, rows, now_ms)
+            running.block.add(open_round.invited[seat], rows.values[0], float(rows.weights[0]))
+            running.summed.append(seat)
+            if len(running.summed) == wanted:  # one by one, the round would close here too
+                break
+        self._stop()
+        return self._block_answer(open_round, running, now_ms)
 
-    def _next_block(self, state: Federation, open_round: Round) -> list[Seat]:
-        """Waiting seats of the lowest block of the summation; a real site comes alone."""
-        ranks = open_round.invited
+    def _first_to_fall_out(self, open_round: Round) -> Seat | None:
+        """A waiting site that will not answer in this block of invitations, if there is one."""
+        if self._drops is None:
+            return None
+        ahead = islice(open_round.waiting, BLOCK)
+        gone = (seat for seat in ahead if self._drops(open_round.number, self._name(seat)))
+        return next(gone, None)
+
+    def _continued(self, state: Federation, open_round: Round) -> _Running:
+        """The training under way, or new training of the sites that come next."""
+        ahead = self._next_seats(state, open_round)
+        running = self._running
+        if running is not None and running.round == open_round.number:
+            pending = [*running.summed, *running.seats]
+            if pending and ahead[: len(pending)] == pending:
+                return running
+        self._stop()
+        seats = ahead.copy()
+        work = Training(
+            open_round.number,
+            self._vector(open_round.base),
+            self._hands.variate(open_round.server_state),
+            lambda seat: self._states.before(seat, open_round.number),
+        )
+        self._running = _Running(open_round.number, seats, self._engine.train(tuple(seats), work))
+        return self._running
+
+    def _next_seats(self, state: Federation, open_round: Round) -> list[Seat]:
+        """Waiting seats of the lowest block of the summation; real sites come one by one."""
         waiting = list(islice(open_round.waiting, BLOCK))  # kept in the order of invitation
+        ranks = open_round.invited
         if not state.roster.is_simulated(waiting[0]):
-            return waiting[:1]
+            return [seat for seat in waiting if not state.roster.is_simulated(seat)]
         block = ranks[waiting[0]] // BLOCK
         return [seat for seat in waiting if ranks[seat] // BLOCK == block]
 
-    def _falls_out(self, open_round: Round, seat: Seat) -> bool:
-        name = self._engine.sites[seat - 1].name
-        return self._drops is not None and self._drops(open_round.number, name)
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.results.close()
+            self._running = None
 
-    def _rows(self, seats: list[Seat]) -> Rows:
-        """What these sites send: trained, weighed, clipped."""
-        values = np.stack([self._trained[seat][0] for seat in seats])  # (n, d)
-        samples = np.array([self._trained[seat][1] for seat in seats], np.float64)  # (n,)
-        return self._pipeline.apply(Rows(values, samples, samples))
+    def _sent(self, result: Contribution) -> Rows:
+        """What a site sends: weighed, clipped."""
+        samples = np.array([result.records], np.float64)
+        return self._pipeline.apply(Rows(result.row[None, :], samples, samples))
 
-    def _block_answer(
-        self, open_round: Round, seats: list[Seat], rows: Rows, now_ms: int
-    ) -> i.TrainedCohort:
-        partial = sum_block(
-            (open_round.invited[seat], values, float(weight))
-            for seat, values, weight in zip(seats, rows.values, rows.weights, strict=True)
-        )
+    def _block_answer(self, open_round: Round, running: _Running, now_ms: int) -> i.TrainedCohort:
+        partial = running.block.finish()
         stored = Update(partial.total, partial.weight, open_round.base)
-        digest = self._blobs.put(save_update(stored))
-        members = tuple(sorted(seats))
+        form = Form(self._hands.form.vectors, _FLOAT64)
+        digest = self._hands.blobs.put(save_update(stored, form))
+        members = tuple(sorted(running.summed))
         return i.TrainedCohort(open_round.number, members, partial.weight, digest, now_ms)
 
     def _single_answer(self, open_round: Round, seat: Seat, rows: Rows, now_ms: int) -> i.Submit:
         update = Update(rows.values[0], float(rows.weights[0]), open_round.base)
-        digest = self._blobs.put(save_update(update))
+        digest = self._hands.blobs.put(save_update(update, self._hands.form))
         return i.Submit(open_round.number, seat, digest, None, now_ms)
 
     # ---- evaluation -----------------------------------------------------------------
 
     def _evaluate(self, state: Federation, open_round: Round, now_ms: int) -> i.Input:
-        seats = list(open_round.unheard)
-        if not state.roster.is_simulated(seats[0]):
-            seats = seats[:1]
         assert open_round.model is not None
-        candidates = [self._score(open_round, seat, open_round.model) for seat in seats]
-        bases = [self._score(open_round, seat, open_round.base) for seat in seats]
+        number, model, base = open_round.number, open_round.model, open_round.base
+        unheard = list(open_round.unheard)
+        self._asked = open_round
+        self._panel.measure(
+            number, (model, self._vector(model)), (base, self._vector(base)), unheard
+        )
+        seats = unheard if state.roster.is_simulated(unheard[0]) else unheard[:1]
+        candidates = self._panel.scores(model, seats)
         samples = sum(records for _, records in candidates)
-        number, model = open_round.number, open_round.model
-        sums = _totals(candidates), _totals(bases)
+        sums = totals(candidates), totals(self._panel.scores(base, seats))
         if state.roster.is_simulated(seats[0]):
             return i.ScoredCohort(number, tuple(sorted(seats)), model, samples, *sums, now_ms)
         return i.Score(number, seats[0], model, samples, *sums, None, now_ms)
-
-    def _score(self, open_round: Round, seat: Seat, model: Digest) -> _Score:
-        """A site's sums for a model. The next round's base is this round's candidate, so
-        what was measured is kept for one round."""
-        scores = self._scores.setdefault(model, {})
-        if len(self._scores) > 2:
-            live = (open_round.model, open_round.base)
-            self._scores = {digest: old for digest, old in self._scores.items() if digest in live}
-        if seat not in scores:
-            vector = self._vector(model)
-            scores[seat] = self._engine.evaluate(seat, vector, open_round.number)
-            self._progress(open_round, "evaluate", len(open_round.members))
-        return scores[seat]
 
     def _vector(self, model: Digest) -> Vector:
         if model not in self._vectors:
@@ -162,6 +192,13 @@ class Cohort:
                 self._vectors.clear()
             self._vectors[model] = self._hands.model(model)
         return self._vectors[model]
+
+    def _name(self, seat: Seat) -> str:
+        return self._engine.sites[seat - 1].name
+
+    def _one_evaluated(self) -> None:
+        assert self._asked is not None
+        self._progress(self._asked, "evaluate", len(self._asked.members))
 
     def _progress(self, open_round: Round, what: str, total: int) -> None:
         if self._on_work is not None:
@@ -174,7 +211,3 @@ def _still_wanted(state: Federation, open_round: Round) -> int:
     at_quorum = state.terms.close is Close.QUORUM
     goal = open_round.quorum if at_quorum else open_round.target
     return max(1, goal - len(open_round.accepted))
-
-
-def _totals(scores: list[_Score]) -> tuple[float, ...]:
-    return tuple(math.fsum(column) for column in zip(*(sums for sums, _ in scores), strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -24,6 +25,7 @@ from consortium.store.sqlite import SqliteLog
 
 SIGNER_NAME = "coordinator"
 NEWEST = "checkpoints"  # the folder of each federation's newest checkpoint
+_LOCK_WAIT_S = 0.5  # the workers of a killed process die a moment after it
 _KEY_SUFFIX, _NEW_SUFFIX = ".key", ".new"
 
 
@@ -94,12 +96,18 @@ class DataDirectory:
         """Keep other processes out that ask for the lock too. Coordinators need none: it is
         for those who bring a clock of their own."""
         self._lock = (self.path / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreFailedError(
-                f"{self.path} is in use by another process", hint="wait for it, or end it"
-            ) from None
+        ends = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() < ends:
+                    time.sleep(_LOCK_WAIT_S / 10)
+                    continue
+                raise StoreFailedError(
+                    f"{self.path} is in use by another process", hint="wait for it, or end it"
+                ) from None
+            return
 
     def close(self) -> None:
         self.log.close()

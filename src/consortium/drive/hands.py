@@ -1,16 +1,12 @@
-"""The coordinator's own work in one process: draw, check, sum, judge, release."""
+"""The coordinator's own work in one process: draw, check, screen, sum, judge, release."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from itertools import groupby
 
 import numpy as np
 
-from consortium.aggregate.weighted import BLOCK, Partial, WeightedMean, blocks, joined, step
 from consortium.checks import Expected, Findings, check_update
 from consortium.core import duties as d
 from consortium.core import inputs as i
@@ -18,13 +14,19 @@ from consortium.core.facts import Fault, RoundEnd
 from consortium.core.ids import Digest
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
-from consortium.errors import CorruptBlobError, InternalError, MissingBlobError, ModelFileError
+from consortium.drive.combine import Combination, server_state_of
+from consortium.drive.rows import open_rows
+from consortium.errors import (
+    CorruptBlobError,
+    InternalError,
+    MissingBlobError,
+    ModelFileError,
+)
 from consortium.gate import judge
-from consortium.model import Layout, Vector, load_model, load_update, save_model
-from consortium.plan.values import StrategySection
+from consortium.model import Form, Layout, Vector, load_model, save_model
+from consortium.plan.strategy import VARIATE, StrategySection
+from consortium.screen import screen
 from consortium.store.ports import Blobs
-
-_FLOAT64 = np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,10 @@ class CoordinatorHands:
                 return i.Drawn(duty.round, self.draw_seed(duty.round), now_ms)
             case d.Check():
                 return self._check(duty, state, now_ms)
+            case d.Screen():
+                return self._screen(duty, now_ms)
             case d.Aggregate():
-                return self._aggregate(duty, now_ms)
+                return self._aggregate(duty, len(state.roster), now_ms)
             case d.Judge():
                 assert state.terms is not None
                 outcome = judge(state.terms, duty).outcome
@@ -56,9 +60,20 @@ class CoordinatorHands:
             case d.WakeAt():
                 raise InternalError("waking is the driver's duty")
 
+    @property
+    def form(self) -> Form:
+        """What an update consists of."""
+        return self.strategy.form(self.layout)
+
     def model(self, digest: Digest) -> Vector:
         """The vector of a stored model."""
         return load_model(self.layout, self.blobs.get(digest))
+
+    def variate(self, server_state: Digest | None) -> Vector | None:
+        """The server's control variate, which sites of a SCAFFOLD round need; else None."""
+        if not self.strategy.has_variates:
+            return None
+        return server_state_of(self.strategy, self.layout, self.blobs, server_state)[VARIATE]
 
     def _check(self, duty: d.Check, state: Federation, now_ms: int) -> i.Checked:
         assert state.round is not None
@@ -73,39 +88,37 @@ class CoordinatorHands:
     def expected(self, base: Digest) -> Expected:
         """What an update trained from `base` must be under this plan."""
         limits = self.strategy.weighing().limits()
-        layout = self.layout
-        return Expected(layout.size, layout.dtype, base, self.strategy.clip, limits)
+        return Expected(self.form, base, self.strategy.clip, limits)
 
-    def _aggregate(self, duty: d.Aggregate, now_ms: int) -> i.Summed | i.NotSummed:
-        mean = WeightedMean()
+    def _screen(self, duty: d.Screen, now_ms: int) -> i.Screened:
+        """Who stands out. An update whose bytes are gone is left for the sum to stumble over:
+        then the round fails, and says why."""
+        ranked = [(rank, digest) for _, rank, digest in duty.updates]
         try:
-            for partial in self._partials(duty):
-                mean.merge(partial)
+            rows = open_rows(self.blobs, self.form, ranked, ())
+        except (MissingBlobError, CorruptBlobError):
+            return i.Screened(duty.round, duty.count, (), now_ms)
+        seats = [seat for seat, _, _ in duty.updates]
+        found = screen(rows, self.layout.size)
+        excluded = tuple(sorted((seats[at], fault) for at, fault in found.items()))
+        return i.Screened(duty.round, duty.count, excluded, now_ms)
+
+    def _aggregate(self, duty: d.Aggregate, sites: int, now_ms: int) -> i.Summed | i.NotSummed:
+        try:
+            rows = open_rows(self.blobs, self.form, duty.updates, duty.partials)
+            state = server_state_of(self.strategy, self.layout, self.blobs, duty.server_state)
+            base = self.model(duty.base)
         except (MissingBlobError, CorruptBlobError):
             return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, now_ms)
-        with np.errstate(over="ignore", invalid="ignore"):
-            candidate = step(self.model(duty.base), mean.finish(), self.strategy.server_lr)
-            stored = save_model(self.layout, candidate)
+        combination = Combination(self.strategy, self.layout, duty.count / max(sites, duty.count))
+        candidate, moved = combination.step(base, rows, state)
         try:
+            with np.errstate(over="ignore", invalid="ignore"):  # the next line looks for both
+                stored = save_model(self.layout, candidate)
             load_model(self.layout, stored)  # finite also after the cast to the tensors' types
+            kept = combination.save_state(moved)
         except ModelFileError:
             return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, now_ms)
-        return i.Summed(duty.round, duty.count, self.blobs.put(stored), None, now_ms)
-
-    def _partials(self, duty: d.Aggregate) -> Iterator[Partial]:
-        """Block sums in ascending order, of simulated cohorts and of single updates."""
-        both = heapq.merge(
-            self._cohorts(duty), blocks(self._updates(duty)), key=lambda partial: partial.block
-        )
-        for _, same in groupby(both, key=lambda partial: partial.block):
-            yield reduce(joined, same)
-
-    def _cohorts(self, duty: d.Aggregate) -> Iterator[Partial]:
-        for rank, weight, digest in duty.partials:
-            stored = load_update(self.blobs.get(digest), self.layout.size, _FLOAT64)
-            yield Partial(rank // BLOCK, stored.step.astype(np.float64), weight)
-
-    def _updates(self, duty: d.Aggregate) -> Iterator[tuple[int, Vector, float]]:
-        for rank, digest in duty.updates:
-            update = load_update(self.blobs.get(digest), self.layout.size, self.layout.dtype)
-            yield rank, update.step, update.weight
+        model = self.blobs.put(stored)
+        server_state = None if kept is None else self.blobs.put(kept)
+        return i.Summed(duty.round, duty.count, model, server_state, now_ms)

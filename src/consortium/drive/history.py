@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consortium.core import facts as f
-from consortium.core.terms import Terms
+from consortium.core.terms import Metric, Terms
 
 
 @dataclass(slots=True)
@@ -29,6 +29,8 @@ class RoundRecord:
     samples: int = 0  # test records behind the metrics
     metrics: dict[str, float] = field(default_factory=dict)
     base_metrics: dict[str, float] = field(default_factory=dict)
+    sites: dict[str, dict[str, float]] = field(default_factory=dict)  # means at each member
+    worst: dict[str, tuple[str, float]] = field(default_factory=dict)  # (site, its mean)
     model: str = ""
     ended_ms: int = 0
 
@@ -96,3 +98,15 @@ class History:
         asked = record.invited + record.backups
         record.silent = asked - record.counted - record.dropped - record.rejected
         return record
+
+
+def worst_of(
+    sites: dict[str, dict[str, float]], metrics: tuple[Metric, ...]
+) -> dict[str, tuple[str, float]]:
+    """The site with the worst mean of each metric, and that mean."""
+    found = {}
+    for metric in metrics if sites else ():
+        pick = min if metric.higher_is_better else max
+        value, site = pick((means[metric.name], name) for name, means in sites.items())
+        found[metric.name] = site, value
+    return found

@@ -1,9 +1,10 @@
 """What a simulation leaves behind: a folder that people and scripts can read.
 
-    plan.toml  seed.txt  guarantees.txt  rounds.jsonl  summary.json  model.safetensors
-    log.facts
+    plan.toml  seed.txt  guarantees.txt  rounds.jsonl  sites.json  summary.json
+    model.safetensors  log.facts
 
-`rounds.jsonl` grows while the run goes on. `log.facts` holds the records of the log, each
+`rounds.jsonl` grows while the run goes on; `sites.json` has what each member measured of
+the last candidate. `log.facts` holds the records of the log, each
 behind its length in four bytes.
 """
 
@@ -48,7 +49,7 @@ class RunFolder:
 
     def add_round(self, record: RoundRecord) -> None:
         with (self.path / "rounds.jsonl").open("a") as rounds:
-            rounds.write(json.dumps(asdict(record)) + "\n")
+            rounds.write(_line(record))
 
     def finish(self, run: Run) -> dict[str, object]:
         """Write model, log and summary; returns the summary."""
@@ -56,11 +57,20 @@ class RunFolder:
         with (self.path / "log.facts").open("wb") as log:
             for record in run.records:
                 log.write(len(record).to_bytes(_LENGTH_BYTES, "big") + record)
-        rows = [json.dumps(asdict(record)) + "\n" for record in run.history.rounds]
+        rows = [_line(record) for record in run.history.rounds]
         (self.path / "rounds.jsonl").write_text("".join(rows))  # also of a run that went on
+        sites = run.history.rounds[-1].sites if run.history.rounds else {}
+        (self.path / "sites.json").write_text(json.dumps(sites, indent=2) + "\n")
         told = summary(run)
         (self.path / "summary.json").write_text(json.dumps(told, indent=2) + "\n")
         return told
+
+
+def _line(record: RoundRecord) -> str:
+    """One round as JSON: the worst site, but not all sites, which may be thousands."""
+    values = asdict(record)
+    del values["sites"]
+    return json.dumps(values) + "\n"
 
 
 def summary(run: Run) -> dict[str, object]:
@@ -77,6 +87,7 @@ def summary(run: Run) -> dict[str, object]:
         "model_version": run.state.current,
         "plan": run.plan.digest.hex(),
         "metrics": _of_the_model(measured[-1]) if measured else {},
+        "worst": measured[-1].worst if measured else {},
     }
 
 

@@ -25,23 +25,31 @@ from consortium.drive.cohort import Cohort, Drops, OnWork
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver
-from consortium.drive.engine import LoopEngine, SimulatedSite, first_model
+from consortium.drive.engine import Engine, LoopEngine, SimulatedSite, begin
 from consortium.drive.hands import CoordinatorHands
-from consortium.drive.history import History, RoundRecord
+from consortium.drive.history import History, RoundRecord, worst_of
+from consortium.drive.local import LocalWork, refuse_unfollowed
 from consortium.drive.rng import seed_bytes
+from consortium.drive.states import FileStates, MemoryStates, SiteStates
+from consortium.drive.workers import WorkerEngine, can_fork, default_workers
 from consortium.errors import ImpossiblePlanError, InsufficientParticipantsError, WrongPhaseError
 from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
-from consortium.task import Task
+from consortium.tasks import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to simulate. Nothing here changes the model but `drops`."""
+    """How to simulate. Nothing here changes the model but `drops`.
+
+    `workers`: processes that train sites side by side; 0: this one, one site after another;
+    None: one a core for tasks that ask for it, such as torch models, else 0.
+    """
 
     record: bool = False
+    workers: int | None = None
     drops: Drops | None = None
     on_round: Callable[[RoundRecord], None] | None = None
     on_work: OnWork | None = None
@@ -61,6 +69,10 @@ class Run:
     model: Vector
     model_digest: Digest
     records: tuple[bytes, ...]  # the log
+    local: LocalWork
+    first: Vector  # the model that round one started from
+    sites: tuple[SimulatedSite, ...]
+    states: SiteStates
 
     @property
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
@@ -78,13 +90,18 @@ def simulate(
 ) -> Run:
     """Run the whole federation here. The same seed gives the same model digest."""
     check_study(task, plan, sites)
-    return _Simulation(task, plan, sites, seed, options or Options()).run()
+    simulation = _Simulation(task, plan, sites, seed, options or Options())
+    try:
+        return simulation.run()
+    finally:
+        simulation.close()
 
 
 def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
     """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
     plan.terms(task.metrics)
+    refuse_unfollowed(task, plan)
     reports = plan.conditions() or plan.selection.strategy == "diverse"
     if reports and not any(site.report for site in sites):
         raise ImpossiblePlanError(
@@ -110,7 +127,8 @@ class _Simulation:
     ) -> None:
         self._plan, self._sites, self._seed, self._options = plan, sites, seed, options
         self._terms = plan.terms(task.metrics)
-        self._layout, self._start = first_model(task, seed)
+        local, self._start = begin(task, plan, sites, seed)
+        self._local, self._layout = local, local.layout
         self._clock = ManualClock()
         self._history = History(lambda seat: sites[seat - 1].name)
         self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
@@ -122,18 +140,29 @@ class _Simulation:
             self._clock,
             lambda number: seed_bytes(seed, "selection", number),
         )
-        engine = LoopEngine(task, self._layout, sites, plan.training, seed)
-        self._cohort = Cohort(engine, self._hands, plan.pipeline(), options.drops, options.on_work)
+        self._cohort = Cohort(
+            _engine(LoopEngine(local, sites, seed), options.workers),
+            self._hands,
+            plan.pipeline(),
+            self._states,
+            options.drops,
+            options.on_work,
+        )
+
+    def close(self) -> None:
+        self._cohort.close()
 
     def _open(self, directory: DataDirectory | None) -> None:
         """In memory, or on a directory: there an interrupted run goes on where it was."""
         self._coordinator: Coordinator | None = None
+        self._states: SiteStates = MemoryStates()
         if directory is None:
             self._log: Log = MemoryLog()
             self._blobs: Blobs = MemoryBlobs()
             self._driver = Driver(self._log, self._stream, self._clock)
             return
         self._log, self._blobs = directory.log, directory.blobs
+        self._states = FileStates(directory.path / "sites")
         for record in self._log.read(self._stream):
             fact = decode(record)
             self._clock.advance_to(fact.at_ms)
@@ -164,6 +193,10 @@ class _Simulation:
             model=self._hands.model(digest),
             model_digest=digest,
             records=tuple(self._log.read(self._stream)),
+            local=self._local,
+            first=self._start,
+            sites=tuple(self._sites),
+            states=self._states,
         )
 
     def _set_up(self) -> None:
@@ -189,7 +222,11 @@ class _Simulation:
     def _admit(self) -> None:
         """Everybody as one cohort, or one by one; the same again when a run goes on."""
         roster = self._driver.state.roster
-        is_single = self._options.record or any(site.report for site in self._sites)
+        is_single = (
+            self._options.record
+            or self._plan.strategy.needs_rows
+            or any(site.report for site in self._sites)
+        )
         is_other = bool(roster.cohorts) if is_single else bool(roster.members)
         if is_other or (len(roster) not in (0, len(self._sites)) and not is_single):
             raise WrongPhaseError(
@@ -221,11 +258,23 @@ class _Simulation:
             ended = self._history.add(fact)
             if ended is None:
                 continue
+            self._add_sites(ended)
             self._forget()
             if self._coordinator is not None:
                 self._coordinator.keep_checkpoint()
             if self._options.on_round is not None:
                 self._options.on_round(ended)
+
+    def _add_sites(self, ended: RoundRecord) -> None:
+        """What each member measured of the candidate: in blocks, the log has sums only."""
+        over = self._driver.state.ended
+        if over is not None and over.model is not None:
+            names = [metric.name for metric in self._terms.metrics]
+            ended.sites = {
+                site: dict(zip(names, means, strict=True))
+                for site, means in self._cohort.means(over.model).items()
+            }
+            ended.worst = worst_of(ended.sites, self._terms.metrics)
 
     def _forget(self) -> None:
         """In memory, what a round leaves behind is dropped: memory follows the cohort and not
@@ -235,9 +284,10 @@ class _Simulation:
             return
         for digest in (*over.submitted.values(), *(part[2] for part in over.partials)):
             self._blobs.drop(digest)
-        for model in (over.base, over.model):
-            if model is not None and model != state.versions[state.current].model:
-                self._blobs.drop(model)
+        present = state.versions[state.current]
+        for old in (over.base, over.model, over.server_state, over.model_state):
+            if old is not None and old not in (present.model, present.server_state):
+                self._blobs.drop(old)
 
     def _wait(self) -> None:
         """Nothing can happen now: jump to the next time that something is due."""
@@ -246,3 +296,11 @@ class _Simulation:
             raise InsufficientParticipantsError("no round can open, now or later")
         self._clock.advance_to(wake_ms)
         self._report()
+
+
+def _engine(loop: LoopEngine, workers: int | None) -> Engine:
+    """The loop in this process, or one process a core. Never chosen by timing."""
+    if workers is None:
+        workers = default_workers() if loop.local.task.prefers_workers else 0
+    workers = min(workers, len(loop.sites))
+    return WorkerEngine(loop, workers) if workers > 0 and can_fork() else loop

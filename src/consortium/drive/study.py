@@ -10,11 +10,10 @@ from typing import Any
 
 from consortium.bundle import make_bundle
 from consortium.core.ids import Digest
-from consortium.core.terms import Metric
-from consortium.drive.engine import SimulatedSite, first_model
+from consortium.drive.engine import SimulatedSite, begin
 from consortium.errors import PlanFileError, TaskEntryError
 from consortium.plan import Plan, read_plan
-from consortium.task import Site, Task, load_task
+from consortium.tasks import Site, Task, load_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,10 @@ def load_study(plan_file: Path) -> Study:
         load_task(entry, folder)  # says what is wrong with it
     bundle = make_bundle(folder, [entry.partition(":")[0], *plan.task.files])
     task = load_task(entry, folder)
-    layout, _ = first_model(task, seed=0)
-    task_hash = bundle.task_hash(layout, entry, task.metrics)
-    return Study(plan, task, _sites(plan, folder), task_hash)
+    sites = _sites(plan, folder)
+    local, _ = begin(task, plan, sites, seed=0)
+    task_hash = bundle.task_hash(local.layout, entry, task.metrics, local.pinned)
+    return Study(plan, task, sites, task_hash)
 
 
 def _sites(plan: Plan, folder: Path) -> list[SimulatedSite]:
@@ -66,16 +66,9 @@ class Paced:
     task: Task
     pace_s: float
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return self.task.metrics
-
-    def start(self, rng: Any) -> Any:
-        return self.task.start(rng)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
 
     def train(self, site: Site, shared: dict[str, Any]) -> Any:
         time.sleep(self.pace_s)
         return self.task.train(site, shared)
-
-    def evaluate(self, site: Site, shared: dict[str, Any]) -> Any:
-        return self.task.evaluate(site, shared)

@@ -6,29 +6,26 @@ starts: it must never promise what the plan does not do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from consortium.errors import ImpossiblePlanError, PlanError
+from consortium.plan.check_strategy import strategy_problems
+from consortium.plan.problem import Problem
 from consortium.plan.text import parse_duration_ms
+from consortium.update.weigh import Weighting
 
 if TYPE_CHECKING:
     from consortium.plan.values import Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something in the plan that cannot be kept."""
-
-    key: tuple[str, ...]
-    message: str
-    remedy: str
-    kind: type[PlanError] = ImpossiblePlanError
-
-
 def problems(plan: Plan) -> list[Problem]:
     """Every impossible combination in the plan; an empty list when it can be kept."""
-    return [*_sizes(plan), *_times(plan), *_choices(plan), *_stopping(plan)]
+    return [
+        *_sizes(plan),
+        *_times(plan),
+        *_choices(plan),
+        *_stopping(plan),
+        *strategy_problems(plan),
+    ]
 
 
 def _sizes(plan: Plan) -> list[Problem]:
@@ -144,7 +141,7 @@ def guarantees(plan: Plan) -> list[str]:
         "NOT PROTECTED: there is no differential privacy and no secure aggregation in this plan.",
         f"QUORUM: a model is published only when {_sites(quorum)} contributed to it.",
     ]
-    if plan.strategy.weight in ("samples", "sqrt"):
+    if plan.strategy.weighing().by in (Weighting.SAMPLES, Weighting.SQRT):
         sentences.append("SEEN: the coordinator learns how many records each site trained on.")
     if quorum == 1:
         sentences.append("WARNING: with quorum 1 a model can be one site's update and no more.")
@@ -158,9 +155,32 @@ def guarantees(plan: Plan) -> list[str]:
             f"An update is scaled down to norm {plan.strategy.clip:g}. This bounds what one "
             "site can do to the model; without noise it is not privacy."
         )
+    sentences += _strategy_sentences(plan)
     if not plan.evaluation.enabled or not plan.evaluation.gate:
         sentences.append("WARNING: no gate: a worse model replaces a better one.")
     return sentences
+
+
+def _strategy_sentences(plan: Plan) -> list[str]:
+    strategy, found = plan.strategy, []
+    if strategy.is_normalised:
+        found.append("SEEN: the coordinator learns how many local steps each site took.")
+    if strategy.has_variates:
+        found.append(
+            "SEEN: a site sends its control variate's change beside its update: a mean gradient "
+            "of its records, in the clear."
+        )
+    if strategy.is_robust:
+        found.append(
+            f"HOSTILE SITES: `{strategy.rule}` is made for up to {strategy.hostile:.0%} hostile "
+            "sites. It is no privacy, and a patient attacker can stay within its limits."
+        )
+    if strategy.anomalies == "exclude":
+        found.append(
+            "An update that stands out is excluded, and the log says by what. A site with "
+            "unusual but honest records can be excluded too."
+        )
+    return found
 
 
 def _sites(count: int) -> str:

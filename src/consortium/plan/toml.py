@@ -21,7 +21,8 @@ from consortium.errors import (
     UnsupportedPlanError,
     WrongTypeError,
 )
-from consortium.plan.check import Problem, problems
+from consortium.plan.check import problems
+from consortium.plan.problem import Problem
 from consortium.plan.values import Plan
 
 MAX_PLAN_BYTES = 1 << 20

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from consortium.core.ids import Digest
 from consortium.core.terms import LOSS, PPM, Close, Condition, Metric, Selection, Terms
 from consortium.errors import ImpossiblePlanError, WrongTypeError
 from consortium.model import digest_of
 from consortium.plan.check import guarantees, problems
+from consortium.plan.section import Count as _Count
+from consortium.plan.section import Names as _Names
+from consortium.plan.section import Section as _Section
+from consortium.plan.strategy import StrategySection
 from consortium.plan.text import parse_condition, parse_duration_ms
 from consortium.update.clip import ClipByNorm
 from consortium.update.stage import Chain, Stage, chain
-from consortium.update.weigh import Weigh, Weighting
 
 DEPLOYMENT_KEYS = {"federation": {"sites", "server"}}
 _CONTEXT = b"consortium/plan/v1\n"
@@ -38,16 +41,9 @@ def _valid_condition(text: str) -> str:
 
 _Duration = Annotated[str, AfterValidator(_valid_duration)]
 _Ratio = Annotated[float, Field(gt=0, le=1)]
-# TOML has lists only: these are the one place where a list may stand for a tuple.
-_Names = Annotated[tuple[str, ...], Field(strict=False)]
 _Conditions = Annotated[
     tuple[Annotated[str, AfterValidator(_valid_condition)], ...], Field(strict=False)
 ]
-_Count = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class TaskSection(_Section):
@@ -117,31 +113,46 @@ class RoundSection(_Section):
     )
 
 
-class StrategySection(_Section):
-    """How updates become one model."""
-
-    name: Literal["fedavg"] = Field(default="fedavg", description="the aggregation")
-    weight: Literal["samples", "uniform", "capped", "sqrt"] = Field(
-        default="samples", description="how much a site counts"
-    )
-    weight_cap: float | None = Field(
-        default=None, gt=0, description='samples, for weight = "capped"'
-    )
-    clip: float | None = Field(default=None, ge=1e-9, description="largest L2 norm of an update")
-    server_lr: float = Field(default=1.0, gt=0, le=10, description="step of the server")
-
-    def weighing(self) -> Weigh:
-        """How much each site counts."""
-        return Weigh(Weighting(self.weight), self.weight_cap or 0.0)
-
-
 class TrainingSection(_Section):
     """What sites do between invitation and update. The task reads it as `site.training`."""
 
     epochs: int = Field(default=5, ge=1, le=100_000, description="local epochs a round")
     batch_size: int = Field(default=32, ge=1, le=10_000_000, description="records a step")
     lr: float = Field(default=0.01, gt=0, description="local learning rate")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="local momentum")
+    lr_decay: float = Field(
+        default=1.0, gt=0, le=1, description="factor on the learning rate after each round"
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        default="sgd", description="the local optimiser, made anew each round"
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="local momentum, for sgd")
+    weight_decay: float = Field(default=0.0, ge=0, description="local L2 decay")
+    grad_clip: float | None = Field(
+        default=None, gt=0, description="largest L2 norm of a local gradient"
+    )
+    max_seconds: float | None = Field(
+        default=None, gt=0, description="stop local training after this time; slow sites do less"
+    )
+
+    def lr_in(self, round_number: int) -> float:
+        """The learning rate of a round; rounds count from one."""
+        return float(self.lr * self.lr_decay ** max(0, round_number - 1))
+
+
+class PersonalSection(_Section):
+    """What each site keeps to itself, beyond what the task marks as private."""
+
+    name: Literal["none", "fedper", "fedrep", "fedbn", "finetune"] = Field(
+        default="none",
+        description="private layers; trained in turns; private normalisation; local fine-tuning",
+    )
+    layers: _Names = Field(default=(), description='layers that stay at the site, such as ["head"]')
+    epochs: int = Field(
+        default=1, ge=1, le=100_000, description="epochs of the private part, or of fine-tuning"
+    )
+    warmup: int = Field(
+        default=1, ge=0, le=100_000, description="epochs of a newcomer's private layers alone"
+    )
 
 
 class EvaluationSection(_Section):
@@ -184,6 +195,7 @@ class Plan(_Section):
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = EvaluationSection()
     stop: StopSection = StopSection()
+    personal: PersonalSection = PersonalSection()
 
     def check(self) -> None:
         """Raise the first impossible combination, with a remedy, if there is one."""
@@ -261,6 +273,7 @@ class Plan(_Section):
             stop_below=stop.loss_below,
             patience=stop.patience,
             min_delta=stop.min_delta,
+            is_screened=self.strategy.anomalies == "exclude",
         )
 
     def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -24,7 +25,9 @@ STRANGER = Seat(99)
 SEEDS = (bytes(32), b"\1" * 32)
 QUIET_NORM, LOUD_NORM = 1.0, 100.0
 # Duties report at these fixed times: the core compares none of them with a deadline.
-_SUMMED_MS, _JUDGED_MS, _RELEASED_MS = START_MS + 300, START_MS + 600, START_MS + 700
+_SCREENED_MS, _SUMMED_MS = START_MS + 200, START_MS + 300
+_JUDGED_MS, _RELEASED_MS = START_MS + 600, START_MS + 700
+_ANOMALIES = tuple(sorted(f.ANOMALIES))
 
 
 def digest(label: str) -> Digest:
@@ -44,8 +47,9 @@ FIRST_MODEL, MODEL, OTHER_MODEL = digest("first model"), digest("model"), digest
 class Alphabet:
     """Who may do what besides taking part honestly; every name is a set of seats.
 
-    Every seat submits, is checked and evaluates, whatever is written here. More seats in
-    more sets mean more states: each set multiplies the walk by about two.
+    Every seat submits, is checked and evaluates, whatever is written here; where the terms
+    ask for a screen, it may exclude any of them. More seats in more sets mean more states:
+    each set multiplies the walk by about two.
     """
 
     sites: int = 4
@@ -125,6 +129,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_submissions(moment, alphabet),
         *_checks(moment, terms, alphabet),
         *_losses(moment, alphabet),
+        *_screens(moment, terms, alphabet),
         *_sums(moment),
         *_scores(moment, terms, alphabet),
         *_verdicts(moment, alphabet),
@@ -205,6 +210,28 @@ def _losses(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
             yield i.Dismiss(seat, f.Departure.REVOKED, now_ms)
 
 
+def _screens(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
+    """Nobody, every one alone, some together and all stand out; and what no screen finds."""
+    yield i.Screened(at.number, at.members, (), _SCREENED_MS)
+    if not terms.is_screened:
+        return
+    found = tuple((seat, _ANOMALIES[seat % len(_ANOMALIES)]) for seat in alphabet.seats)
+    for size in range(len(found) + 1):
+        for excluded in combinations(found, size):
+            yield i.Screened(at.number, at.members, excluded, _SCREENED_MS)
+    (first, fault), second = found[0], found[-1]
+    for count in (at.members - 1, at.members + 1):
+        yield i.Screened(at.number, count, (), _SCREENED_MS)
+        yield i.Screened(at.number, count, (second,), _SCREENED_MS)
+    for excluded in (
+        ((STRANGER, fault),),
+        ((first, f.Fault.MAGNITUDE),),
+        (second, (first, fault)),
+        ((first, fault), (first, fault)),
+    ):
+        yield i.Screened(at.number, at.members, excluded, _SCREENED_MS)
+
+
 def _sums(at: Moment) -> Iterator[i.Input]:
     models = (MODEL, OTHER_MODEL) if at.is_summed else (MODEL,)
     for count in (at.members, at.members + 1):
@@ -239,6 +266,7 @@ def _old_news(at: Moment) -> Iterator[i.Input]:
         yield i.Submit(number, Seat(1), update_of(Seat(1)), None, at.deadline_ms)
         yield i.Fail(number, Seat(2), f.Failure.TRAINING, None, at.deadline_ms)
         yield _checked(number, Seat(1), None, QUIET_NORM, at.deadline_ms)
+        yield i.Screened(number, at.members, (), _SCREENED_MS)
         yield i.Summed(number, at.members, MODEL, None, _SUMMED_MS)
         yield i.Verdict(number, MODEL, f.Outcome.ACCEPTED, _JUDGED_MS)
         yield i.Released(number, MODEL, _RELEASED_MS)

@@ -1,4 +1,4 @@
-"""Planted bugs from the sum to the end of a round, and in what is told and written of it."""
+"""Planted bugs from the closing to the end of a round, and in what is told and written of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,93 @@ from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.ids import Seat
 from consortium.core.state import Federation, Round
-from consortium.core.tables import ROUND, Step
+from consortium.core.tables import ROUND, SCREENED_ROUND, Step
 from consortium.core.terms import Terms
-from consortium.testing.federations import ROUNDS, SHORT
+from consortium.testing.federations import ROUNDS, SHORT, SHORT_SCREENED
 from consortium.testing.patches import Bug, Facts, Patches, Wrapper, believing, nothing
+
+# ---- the screen ---------------------------------------------------------------------
+
+
+def _keep_excluded(patches: Patches) -> None:
+    def record(real: Wrapper, state: Federation, fact: f.UpdateExcluded) -> None:
+        assert state.round is not None
+        members = state.round.members.copy()
+        real(state, fact)
+        state.round.members = members
+
+    patches.record(f.UpdateExcluded, record)
+
+
+def _skip_screen(patches: Patches) -> None:
+    patches.move(SCREENED_ROUND, (Step.TRAINING, f.RoundClosed), Step.SUMMING)
+
+
+def _sum_unscreened(patches: Patches) -> None:
+    def summed(real: Wrapper, state: Federation, terms: Terms, item: i.Summed) -> Any:
+        is_early = state.round is not None and state.round.step is Step.SCREENING
+        return real(believing(state, step=Step.SUMMING) if is_early else state, terms, item)
+
+    patches.rule(i.Summed, summed)
+    patches.move(SCREENED_ROUND, (Step.SCREENING, f.Aggregated), Step.EVALUATING)
+
+
+def _screen_below_quorum(patches: Patches) -> None:
+    def screened(real: Wrapper, state: Federation, terms: Terms, item: i.Screened) -> Any:
+        is_some = len(item.excluded) < item.count
+        return real(believing(state, quorum=1) if is_some else state, terms, item)
+
+    patches.rule(i.Screened, screened)
+
+
+def _take_stale_screen(patches: Patches) -> None:
+    def screened(real: Wrapper, state: Federation, terms: Terms, item: i.Screened) -> Any:
+        count = len(state.round.members) if state.round else item.count
+        return real(state, terms, replace(item, count=count))
+
+    patches.rule(i.Screened, screened)
+
+
+def _exclude_without_reason(patches: Patches) -> None:
+    patches.attribute(verdict, "_check_excluded", nothing)
+
+
+def _exclude_twice(patches: Patches) -> None:
+    def check(real: Wrapper, open_round: Round, excluded: tuple[Any, ...]) -> Any:
+        return real(open_round, tuple(dict.fromkeys(excluded)))
+
+    patches.attribute(verdict, "_check_excluded", check)
+
+
+def _forget_exclusions(patches: Patches) -> None:
+    def screened(real: Wrapper, *args: Any) -> Any:
+        facts: Facts = real(*args)
+        return tuple(fact for fact in facts if not isinstance(fact, f.UpdateExcluded))
+
+    patches.rule(i.Screened, screened)
+
+
+def _readmit_excluded(patches: Patches) -> None:
+    def record(real: Wrapper, state: Federation, fact: f.Aggregated) -> None:
+        real(state, fact)
+        assert state.round is not None
+        for seat, why in state.round.fallen.items():
+            if isinstance(why, f.Fault) and why in f.ANOMALIES:
+                state.round.members[seat] = None
+
+    patches.record(f.Aggregated, record)
+
+
+def _screen_departed(patches: Patches) -> None:
+    def remove(real: Wrapper, open_round: Round, *args: Any) -> Any:
+        return () if open_round.step is Step.SCREENING else real(open_round, *args)
+
+    patches.attribute(verdict, "remove_member", remove)
+
+
+def _forget_screen(patches: Patches) -> None:
+    patches.move(owing._OWED, Step.SCREENING, nothing)
+
 
 # ---- the sum and the evaluation -----------------------------------------------------
 
@@ -175,6 +258,17 @@ def _lose_norms(patches: Patches) -> None:
 
 
 BUGS = (
+    Bug("an excluded update stays in the sum", SHORT_SCREENED, _keep_excluded),
+    Bug("the screen is skipped", SHORT_SCREENED, _skip_screen),
+    Bug("a sum is taken before the screen", SHORT_SCREENED, _sum_unscreened),
+    Bug("the quorum is ignored after the screen", SHORT_SCREENED, _screen_below_quorum),
+    Bug("a screen of former members is taken", SHORT_SCREENED, _take_stale_screen),
+    Bug("a screen excludes whom it likes", SHORT_SCREENED, _exclude_without_reason),
+    Bug("an update is excluded twice", SHORT_SCREENED, _exclude_twice),
+    Bug("the screen counts exclusions and makes none", SHORT_SCREENED, _forget_exclusions),
+    Bug("the excluded are members again after the sum", SHORT_SCREENED, _readmit_excluded),
+    Bug("a departed member stays in the screen", SHORT_SCREENED, _screen_departed),
+    Bug("nobody owes the screen", SHORT_SCREENED, _forget_screen),
     Bug("a departed member stays in the sum", SHORT, _keep_departed),
     Bug("a sum over former members is taken", SHORT, _take_stale_sum),
     Bug("a second sum overwrites the first", SHORT, _take_second_sum),

@@ -21,6 +21,8 @@ from consortium.testing.transitions import Change, spares
 # Each rule takes the one kind of fact that FACT_RULES lists it under.
 FactRule = Callable[[Change, Any], bool]
 
+_CLOSED = (Step.SCREENING, Step.SUMMING)
+
 
 # ---- opening and selection ----------------------------------------------------------
 
@@ -94,13 +96,25 @@ def _is_checked(change: Change, item: i.Checked) -> bool:
     return is_waiting and change.was.submitted[item.seat] == item.update
 
 
-def only_the_loud_are_excluded(change: Change, fact: f.UpdateExcluded) -> bool:
-    """An update is excluded at closing, when it is far larger than the median of the round."""
+def who_is_excluded_stands_out(change: Change, fact: f.UpdateExcluded) -> bool:
+    """An update is excluded at closing, when it is far larger than the median of the round,
+    or by the screen of all members, for the reason that it gave."""
+    item, was = change.item, change.was
+    if was.step is Step.SCREENING:
+        is_told = isinstance(item, i.Screened) and (fact.seat, fact.fault) in item.excluded
+        return is_told and fact.seat in was.members and fact.fault in f.ANOMALIES
     norms = {**change.was.accepted, **_newly(change)}
     for seat in change.names(f.SiteDeparted):
         norms.pop(seat, None)
     is_closing = any(isinstance(other, f.RoundClosed) for other in change.facts)
-    return is_closing and fact.seat in loud_among(norms, change.terms.norm_factor)
+    is_loud = fact.seat in loud_among(norms, change.terms.norm_factor)
+    return is_closing and is_loud and fact.fault is f.Fault.MAGNITUDE
+
+
+def nobody_is_excluded_twice(change: Change, fact: f.UpdateExcluded) -> bool:
+    """An update is excluded once; whoever fell before keeps the first reason."""
+    seats = [other.seat for other in change.facts if isinstance(other, f.UpdateExcluded)]
+    return seats.count(fact.seat) == 1 and fact.seat not in change.was.fallen
 
 
 def _newly(change: Change) -> dict[Any, float | None]:
@@ -151,7 +165,9 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
             return was.step is Step.SELECTING and change.is_late and is_short
         case f.RoundEnd.MEMBER_REVOKED:
             left = was.members.keys() - change.names(f.SiteDeparted)
-            return was.step is Step.SUMMING and len(left) < was.quorum
+            return was.step in _CLOSED and len(left) < was.quorum
+        case f.RoundEnd.NO_QUORUM if was.step is Step.SCREENING:
+            return _is_screened(change) and len(became.members) < was.quorum
         case f.RoundEnd.NO_QUORUM:
             count = len(became.accepted) - len(
                 loud_among(became.accepted, change.terms.norm_factor)
@@ -162,13 +178,29 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
     return isinstance(item, i.NotSummed) and item.count == len(was.members)
 
 
-# ---- from the sum to the end --------------------------------------------------------
+# ---- from the screen to the end -----------------------------------------------------
+
+
+def a_screen_is_of_the_members(change: Change, fact: f.UpdatesScreened) -> bool:
+    """A screen is taken once, of exactly the present members; all but those that it excludes
+    are left, and they are a quorum."""
+    item, was, became = change.item, change.was, change.became
+    out = {seat for seat, _ in item.excluded} if isinstance(item, i.Screened) else set()
+    is_whole = became.members.keys() == was.members.keys() - out
+    is_counted = fact.count_left == len(became.members) >= was.quorum
+    return _is_screened(change) and is_whole and is_counted
+
+
+def _is_screened(change: Change) -> bool:
+    item, was = change.item, change.was
+    is_told = isinstance(item, i.Screened) and item.count == len(was.members)
+    return is_told and was.step is Step.SCREENING
 
 
 def a_member_is_removed_by_departure(change: Change, fact: f.MemberRemoved) -> bool:
     """A member leaves the sum only by leaving the roster, while there is no sum yet."""
     is_gone = fact.seat in change.names(f.SiteDeparted)
-    return change.was.step is Step.SUMMING and is_gone and fact.seat not in change.became.members
+    return change.was.step in _CLOSED and is_gone and fact.seat not in change.became.members
 
 
 def the_sum_is_over_the_members(change: Change, fact: f.Aggregated) -> bool:
@@ -251,9 +283,10 @@ FACT_RULES: dict[type[Any], tuple[FactRule, ...]] = {
     f.UpdateReceived: (an_update_is_received_in_time,),
     f.UpdateAccepted: (an_update_passed_its_checks,),
     f.UpdateRejected: (an_update_failed_its_checks,),
-    f.UpdateExcluded: (only_the_loud_are_excluded,),
+    f.UpdateExcluded: (who_is_excluded_stands_out, nobody_is_excluded_twice),
     f.SiteDropped: (who_drops_out_was_awaited,),
     f.RoundClosed: (members_are_all_that_count, a_closing_is_due),
+    f.UpdatesScreened: (a_screen_is_of_the_members,),
     f.MemberRemoved: (a_member_is_removed_by_departure,),
     f.Aggregated: (the_sum_is_over_the_members,),
     f.Evaluated: (an_evaluation_is_of_the_candidate,),

@@ -96,17 +96,28 @@ UNANIMOUS = Small(
     replace(QUORUM.terms, quorum=3),
     QUORUM.alphabet,
 )
+# Two of four may stand out and leave a quorum; three, or two and a departure, do not.
+SCREENED = Small(
+    "screened",
+    replace(EVALUATED, is_screened=True, wait_for=4, target=4, max_extensions=0),
+    Alphabet(loud=(_ONE,), leaving=(_TWO,), seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,)),
+)
 ROUNDS = Small(
     "two rounds",
     replace(UNEVALUATED, rounds=2, wait_for=2, target=2),
     Alphabet(sites=2, seeds=SEEDS[:1], is_led=True, is_cancelled=False),
 )
 
-ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, ROUNDS)
+ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, SCREENED, ROUNDS)
 
 # Short ways to the end of a round: planted bugs of the later steps show here soonest.
 SHORT = Small(
     "short",
     replace(EVALUATED, wait_for=2, target=2),
     Alphabet(sites=3, leaving=(_TWO,), seeds=SEEDS[:1]),
+)
+SHORT_SCREENED = Small(
+    "short, screened",
+    replace(UNEVALUATED, is_screened=True, max_extensions=0),
+    Alphabet(sites=3, leaving=(_TWO,), seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,)),
 )

@@ -13,8 +13,8 @@ from consortium.core.federation import decide, owed
 from consortium.core.state import Federation
 from consortium.testing.alphabet import MODEL, SEEDS, START_MS
 
-# Draw, select, deadline, grace, extended deadline, its grace, sum, evaluation, verdict,
-# release: ten, and as many again for terms with more extensions.
+# Draw, select, deadline, grace, extended deadline, its grace, screen, sum, evaluation,
+# verdict, release: eleven, and nearly as many again for terms with more extensions.
 MAX_STEPS = 20
 
 
@@ -35,6 +35,8 @@ def _done(duty: d.Duty) -> i.Input | None:
             return i.Tick(duty.at_ms)
         case d.Draw():
             return i.Drawn(duty.round, SEEDS[0], START_MS + 1)
+        case d.Screen():
+            return i.Screened(duty.round, duty.count, (), START_MS)
         case d.Aggregate():
             return i.Summed(duty.round, duty.count, MODEL, None, START_MS)
         case d.Judge():

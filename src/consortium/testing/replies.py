@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from consortium.core import inputs as i
-from consortium.core.facts import RoundEnd
+from consortium.core.facts import ANOMALIES, RoundEnd
 from consortium.core.ids import Seat
 from consortium.core.roster import eligible
 from consortium.core.state import Federation, Round
@@ -123,6 +123,18 @@ def checks_are_heard(state: Federation, item: i.Checked) -> bool:
     return present.submitted[item.seat] != item.update
 
 
+def screens_are_heard(state: Federation, item: i.Screened, reply: Reply) -> bool:
+    """A screen of the present members is ignored only if it is none: it excludes others,
+    somebody twice, or for what no screen finds."""
+    present = _at(state, item.round, Step.SCREENING)
+    if present is None or item.count != len(present.members):
+        return reply is None
+    seats = [seat for seat, _ in item.excluded]
+    is_of_members = set(seats) <= present.members.keys() and seats == sorted(set(seats))
+    has_sense = is_of_members and {fault for _, fault in item.excluded} <= ANOMALIES
+    return not has_sense and isinstance(reply, InvalidInputError)
+
+
 def sums_are_heard(state: Federation, item: i.Summed | i.NotSummed) -> bool:
     """The result of a sum over the present members is never ignored."""
     present = _at(state, item.round, Step.SUMMING)
@@ -192,5 +204,6 @@ REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
     i.Fail: (strangers_are_refused,),
     i.Score: (strangers_are_refused, evaluations_in_time_are_taken),
     i.Drawn: (the_first_seed_is_taken,),
+    i.Screened: (screens_are_heard,),
     i.CancelRound: (cancelling_is_heard,),
 }

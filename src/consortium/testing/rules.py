@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from consortium.core import duties as d
+from consortium.core.facts import RoundEnd
 from consortium.core.federation import owed, owed_by
 from consortium.core.ids import Seat
 from consortium.core.state import Federation, Round
@@ -21,8 +22,9 @@ from consortium.testing.alphabet import STRANGER
 StateRule = Callable[[Federation], bool]
 
 _MIN_NORMS = 3
-_BEFORE_SUM = (Step.INITIALIZED, Step.SELECTING, Step.TRAINING, Step.SUMMING)
-_AFTER_CLOSING = (Step.SUMMING, Step.EVALUATING, Step.JUDGING, Step.RELEASING, Step.COMPLETED)
+_CLOSED = (Step.SCREENING, Step.SUMMING)
+_BEFORE_SUM = (Step.INITIALIZED, Step.SELECTING, Step.TRAINING, *_CLOSED)
+_AFTER_CLOSING = (*_CLOSED, Step.EVALUATING, Step.JUDGING, Step.RELEASING, Step.COMPLETED)
 
 
 def loud_among(norms: dict[Seat, float | None], factor: int) -> set[Seat]:
@@ -90,18 +92,24 @@ def members_are_accepted(state: Federation) -> bool:
 
 
 def members_reach_the_quorum(state: Federation) -> bool:
-    """A closed round has members, and no fewer than its quorum."""
+    """A closed round has members, and no fewer than its quorum, or it has failed for that."""
     return all(
         len(known.members) >= known.quorum
         for known in _rounds(state)
-        if known.members or known.step in _AFTER_CLOSING
+        if known.step in _AFTER_CLOSING
+        or (known.members and known.reason is not RoundEnd.NO_QUORUM)
     )
+
+
+def nobody_excluded_is_in_the_sum(state: Federation) -> bool:
+    """Whoever was left out of a round for any reason is no member of it."""
+    return all(not known.members.keys() & known.fallen.keys() for known in _rounds(state))
 
 
 def members_are_on_the_roster_until_the_sum(state: Federation) -> bool:
     """Nobody who was revoked before the sum is in it."""
     present = state.round
-    if present is None or present.step is not Step.SUMMING:
+    if present is None or present.step not in _CLOSED:
         return True
     return all(seat in state.roster for seat in present.members)
 
@@ -211,6 +219,7 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
 _DUTY_OF: dict[Step, type[d.Duty]] = {
     Step.INITIALIZED: d.Draw,
     Step.SELECTING: d.WakeAt,
+    Step.SCREENING: d.Screen,
     Step.SUMMING: d.Aggregate,
     Step.JUDGING: d.Judge,
     Step.RELEASING: d.Release,
@@ -227,6 +236,20 @@ def every_member_is_summed_once(state: Federation) -> bool:
         list(duty.updates) == ranked and duty.count == len(ranked)
         for duty in owed(state)
         if isinstance(duty, d.Aggregate)
+    )
+
+
+def every_member_is_screened_once(state: Federation) -> bool:
+    """The screen that is owed has each member's own update once, by rank."""
+    present = state.round
+    if present is None or present.step is not Step.SCREENING:
+        return True
+    (duty,) = owed(state)
+    ranked = sorted((rank, seat) for seat, rank in present.invited.items())
+    expected = [(s, rank, present.submitted[s]) for rank, s in ranked if s in present.members]
+    return isinstance(duty, d.Screen) and (duty.count, list(duty.updates)) == (
+        len(present.members),
+        expected,
     )
 
 
@@ -252,6 +275,7 @@ STATE_RULES: tuple[StateRule, ...] = (
     ranks_are_the_order_of_invitation,
     norms_are_those_of_the_accepted,
     answered_seats_sent_an_update,
+    nobody_excluded_is_in_the_sum,
     members_are_accepted,
     members_reach_the_quorum,
     members_are_on_the_roster_until_the_sum,
@@ -266,6 +290,7 @@ STATE_RULES: tuple[StateRule, ...] = (
     versions_are_counted,
     a_completed_round_published_what_was_accepted,
     an_open_round_owes_its_step,
+    every_member_is_screened_once,
     every_member_is_summed_once,
     sites_are_asked_for_what_is_open,
 )

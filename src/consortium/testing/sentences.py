@@ -78,6 +78,7 @@ _PLAN: dict[str, Callable[..., dict[str, object]]] = {
     r"evaluation quorum (\d+)": lambda n: {"evaluation_quorum": int(n)},
     rf"stopping at a loss below ({_NUMBER})": lambda x: {"stop_below": float(x)},
     r"patience (\d+)": lambda n: {"patience": int(n)},
+    r"a screen of the updates": lambda: {"is_screened": True},
 }
 
 
@@ -222,6 +223,14 @@ def _score(story: Story, names: str, candidate: str, base: str) -> None:
 # ---- When: the coordinator ----------------------------------------------------------
 
 
+@act(rf"the screen (?:excludes ({_SITES}) for ([A-Z]+)|excludes nobody)")
+def _screen(story: Story, names: str | None = None, fault: str | None = None) -> None:
+    found = sorted(story.seat(name) for name in read_list(names)) if names else []
+    excluded = tuple((seat, _named(f.Fault, fault or "")) for seat in found)
+    count, number = len(story.round.members), story.round.number
+    story.give(i.Screened(number, count, excluded, story.now_ms))
+
+
 @act(r"the updates are summed")
 def _sum(story: Story) -> None:
     count, model = len(story.round.members), _digest(f"model {story.round.number}")
@@ -236,10 +245,12 @@ def _not_finite(story: Story) -> None:
 
 @act(r"the coordinator does its work")
 def _work(story: Story) -> None:
-    """Sum, judge and release, as far as nobody else is waited for."""
+    """Screen, sum, judge and release, as far as nobody else is waited for."""
     while story.state.round is not None and story.state.terms is not None:
         duty = owed(story.state)[0]
-        if isinstance(duty, d.Aggregate):
+        if isinstance(duty, d.Screen):
+            _screen(story)
+        elif isinstance(duty, d.Aggregate):
             _sum(story)
         elif isinstance(duty, d.Judge):
             outcome = judge(story.state.terms, duty).outcome
@@ -316,6 +327,12 @@ def _none_open(story: Story) -> None:
 @look(rf"the deadline is ({TIME})")
 def _deadline(story: Story, time: str) -> None:
     story.expect("the deadline", clock_text(read_time(time)), clock_text(story.round.deadline_ms))
+
+
+@look(r"the coordinator owes (\w+)")
+def _owes(story: Story, kind: str) -> None:
+    duties = dict.fromkeys(type(duty).__name__ for duty in owed(story.state))
+    story.expect("what is owed", kind, ", ".join(duties) or "nothing")
 
 
 @look(rf"the members are ({_SITES})")

@@ -147,6 +147,17 @@ def deadlines_move_by_facts(change: Change) -> bool:
     return any(isinstance(fact, f.SitesInvited | f.DeadlineExtended) for fact in change.facts)
 
 
+def a_screened_round_is_summed_after_its_screen(change: Change) -> bool:
+    """A screen leads from the closing to the sum: always if the plan asks for it, else never."""
+    if change.before.round is None:
+        return True
+    was, became = change.was.step, change.became.step
+    is_screened = any(isinstance(fact, f.UpdatesScreened) for fact in change.facts)
+    if not change.terms.is_screened:
+        return not is_screened and became is not Step.SCREENING
+    return is_screened == (was in _UNSUMMED and became not in (*_UNSUMMED, Step.FAILED))
+
+
 def evidence_is_fixed_once_closed(change: Change) -> bool:
     """From the end of the evaluation on, nothing is added to or taken from the evidence."""
     if change.before.round is None or change.was.step not in (Step.JUDGING, Step.RELEASING):
@@ -236,6 +247,7 @@ def spares(change: Change) -> set[Seat]:
 # ---- tables -------------------------------------------------------------------------
 
 _PHASES = tuple(Phase)
+_UNSUMMED = (Step.INITIALIZED, Step.SELECTING, Step.TRAINING, Step.SCREENING)
 _DRAWN_AND_INVITED = 2  # with enough sites, INITIALIZED leads to TRAINING in one commit
 
 _NEXT_STATUS: dict[Status, tuple[Status, ...]] = {
@@ -263,6 +275,7 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.Tick: (f.RoundOpened, f.SitesInvited, f.EvaluationClosed, *_SETTLES),
     i.Drawn: (f.SelectionStarted, f.SitesInvited),
     i.Checked: (f.UpdateAccepted, f.UpdateRejected, *_SETTLES),
+    i.Screened: (f.UpdateExcluded, f.UpdatesScreened, *_ENDS),
     i.Summed: (f.Aggregated, f.EvaluationClosed),
     i.NotSummed: _ENDS,
     i.Verdict: (f.Judged, f.RoundCompleted, f.FederationFinished),
@@ -280,6 +293,7 @@ CHANGE_RULES: tuple[ChangeRule, ...] = (
     what_was_received_stays,
     accepted_stays_accepted,
     deadlines_move_by_facts,
+    a_screened_round_is_summed_after_its_screen,
     evidence_is_fixed_once_closed,
     versions_stay,
     seats_empty_by_departure,

@@ -37,7 +37,7 @@ from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
 from consortium.drive.hands import CoordinatorHands
 from consortium.model import Layout, Vector, save_model
-from consortium.plan.values import StrategySection
+from consortium.plan.strategy import StrategySection
 from consortium.store.memory import MemoryBlobs
 from consortium.store.ports import Blobs
 from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer, Keyring

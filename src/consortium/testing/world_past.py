@@ -20,7 +20,7 @@ from consortium.core.legal import why_illegal
 from consortium.core.state import Federation, Round
 from consortium.errors import ModelFileError
 from consortium.ledger.merkle import EMPTY_ROOT, leaf_hash, node_hash
-from consortium.model import Vector, load_model, load_update
+from consortium.model import Vector, load_model, load_update, plain_form
 from consortium.testing.world_coordinator import CoordinatorPlayer
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ class Past:
         layout, steps = self._world.layout, []
         for seat in sorted(open_round.members, key=lambda seat: open_round.invited[seat]):
             data = self._world.blobs.get(open_round.submitted[seat])
-            update = load_update(data, layout.size, layout.dtype)
-            steps.append((update.step, update.weight))
+            update = load_update(data, plain_form(layout.size, layout.dtype))
+            steps.append((update.row, update.weight))
         return steps
 
     def _evaluated(self, fact: f.Evaluated) -> None:

@@ -13,7 +13,7 @@ from consortium.bundle import MAX_FILE_BYTES, Bundle, make_bundle, unpack
 from consortium.core.terms import Metric
 from consortium.errors import BundleError, TaskEntryError, TaskResultError
 from consortium.model import Layout
-from consortium.task import NumpyTask, load_task, numpy_task
+from consortium.tasks import NumpyTask, load_task, numpy_task
 
 TASK = """
 import numpy as np

@@ -1,0 +1,40 @@
+"""`consortium lock PLAN`: pin what sites will approve, and make the first model."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from consortium.cli.report import command, data, envelope, say
+
+
+@command
+def lock(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
+    seed: Annotated[int | None, typer.Option(help="Of the first model. Default: drawn.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail when the lock is out of date.")
+    ] = False,
+) -> None:
+    """Write plan.lock and the first model, and show what leaves a site and what stays."""
+    from consortium.drive.inspect import inventory_of, inventory_text
+    from consortium.drive.lock import LOCK, MODEL, check_lock, make_lock, write_lock
+    from consortium.drive.study import load_study
+
+    study, folder = load_study(plan_file), plan_file.parent
+    if check:
+        check_lock(folder, study)
+        data(f"{folder / LOCK} is up to date")
+        envelope("lock", {"lock": str(folder / LOCK), "task": study.task_hash.hex()})
+        return
+    made, model = make_lock(study, secrets.randbits(32) if seed is None else seed)
+    write_lock(folder, made, model)
+    data(inventory_text(inventory_of(study.task, study.sites[0].data, study.plan)))
+    data(f"\ntask {made.task.hex()}\nplan {made.plan.hex()}\nmodel {made.model.hex()}")
+    say(f"wrote {folder / LOCK} and {folder / MODEL}")
+    told: dict[str, object] = {"lock": str(folder / LOCK), "model": str(folder / MODEL)}
+    told |= {"task": made.task.hex(), "plan": made.plan.hex(), "sha256": made.model.hex()}
+    envelope("lock", told)

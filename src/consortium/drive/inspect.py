@@ -1,0 +1,55 @@
+"""What of a task leaves a site and what stays, for people to read before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from consortium.drive.engine import SimulatedSite, simulated_site
+from consortium.drive.local import LocalWork
+from consortium.model import Layout
+from consortium.plan.values import Plan
+from consortium.tasks import Inventory, Task
+from consortium.tensors import TensorSpec
+
+
+def inspect(task: Task, data: Any = None, *, plan: Plan | None = None) -> None:
+    """Print LEAVES and STAYS with their bytes. `data` is a site's, where the model's form
+    depends on it; `plan` where the plan keeps layers private too."""
+    print(inventory_text(inventory_of(task, data, plan or Plan())))
+
+
+def inventory_of(task: Task, data: Any, plan: Plan) -> Inventory:
+    """What leaves and what stays with this data under this plan."""
+    site = simulated_site(SimulatedSite("here", data), 0, plan, 0, 0, "start")
+    return LocalWork(task, Layout(()), plan).inventory(site)
+
+
+def inventory_text(inventory: Inventory) -> str:
+    """The inventory as a table."""
+    lines = [
+        f"LEAVES  every round, {_bytes(inventory.leaves)} at least",
+        *_rows(inventory.leaves),
+        "LEAVES  once a round: how many records, the sums of the metrics",
+        "STAYS   the records",
+    ]
+    if inventory.private:
+        lines += [f"STAYS   {_bytes(inventory.private)} that the site keeps for itself"]
+        lines += _rows(inventory.private)
+    if inventory.frozen:
+        lines += [f"STAYS   {_bytes(inventory.frozen)} that nobody changes"]
+        lines += _rows(inventory.frozen)
+    return "\n".join(lines)
+
+
+def _rows(specs: Sequence[TensorSpec]) -> list[str]:
+    width = max((len(spec.name) for spec in specs), default=0)
+    return [
+        f"        {spec.name:<{width}}  {spec.dtype:<4} "
+        f"{'x'.join(map(str, spec.shape)) or '1':>12}  {_bytes([spec]):>12}"
+        for spec in specs
+    ]
+
+
+def _bytes(specs: Sequence[TensorSpec]) -> str:
+    return f"{sum(spec.size_bytes for spec in specs):,} bytes"

@@ -1,0 +1,235 @@
+"""One site's part of a round: run the task, hold it to its contract, make the row that leaves.
+
+The same code runs for a simulated site and at a real one. What the task keeps at the site,
+and what the strategy keeps there (SCAFFOLD's variate), is one file of tensors: it never
+leaves, and it changes only together with an update that was made.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from consortium.core.ids import Digest
+from consortium.errors import (
+    ConsortiumError,
+    ImpossiblePlanError,
+    LayoutError,
+    SiteDataError,
+    TaskResultError,
+)
+from consortium.model import STEP, Layout, Vector
+from consortium.plan.strategy import TAU, VARIATE
+from consortium.plan.values import Plan
+from consortium.tasks import Inventory, LocalRules, Site, Task, Trained
+from consortium.tensors import load_tensors, save_tensors
+
+SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
+_OF_TASK = "task/"  # what the task keeps, beside what the strategy keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What training at one site gives: the row that leaves, the records behind it, and the
+    state that stays (None: nothing is kept)."""
+
+    row: Vector
+    records: int
+    state: bytes | None
+
+
+Scores = tuple[list[float], int]  # (sum of each metric over the test records, how many)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """What every site of a federation does alike."""
+
+    task: Task
+    layout: Layout
+    plan: Plan
+    pinned: Digest | None = None  # of the frozen tensors, where the layout was made
+    made_by: str = ""  # the site whose data gave the layout, for error messages
+
+    def train(
+        self, site: Site, base: Vector, variate: Vector | None, state: bytes | None
+    ) -> Contribution:
+        """Train at one site from `base`; `variate` is the server's, when there is one."""
+        kept = {} if state is None else load_tensors(state)
+        own = kept.get(VARIATE)
+        if variate is not None and own is None:
+            own = np.zeros_like(base)
+        rules = self._rules(base, variate, own)
+        site = replace(site, rules=rules, state=_of_task(kept))
+        trained = self._trained(site, self.layout.unflatten(base))
+        step = self._flat(site, trained.shared) - base
+        return self._contribution(site, trained, step, variate, own)
+
+    def evaluate(self, site: Site, model: Vector, state: bytes | None) -> Scores:
+        """Try a model on one site's test records."""
+        kept = {} if state is None else load_tensors(state)
+        site = replace(site, state=_of_task(kept))
+        shared = self.layout.unflatten(model)
+        result = self._call(site, "evaluate", self.task.evaluate, site, shared)
+        return _scores(site, self.task, result)
+
+    def check(self, site: Site) -> None:
+        """Whether this site's model is the one that the others have: same shared tensors,
+        same frozen ones. Told before the first round rather than in the middle of it."""
+        inventory = self.inventory(site)
+        found = Layout(inventory.leaves)
+        if found != self.layout:
+            raise self._layout_error(site, self.layout.difference(found))
+        if inventory.pinned != self.pinned:
+            raise LayoutError(
+                f"site {site.name}: the frozen layers are not those of site {self.made_by}",
+                hint="frozen layers are loaded from the same file at every site",
+            )
+
+    def inventory(self, site: Site) -> Inventory:
+        """What leaves this site and what stays."""
+        found = self._call(site, "the task", self.task.inventory, site)
+        assert isinstance(found, Inventory)
+        return found
+
+    def _rules(self, base: Vector, variate: Vector | None, own: Vector | None) -> LocalRules:
+        mu = self.plan.strategy.proximal
+        if mu == 0.0 and variate is None:
+            return LocalRules()
+        correction = None
+        if variate is not None and own is not None:
+            correction = self.layout.unflatten(variate - own)
+        return LocalRules(mu, self.layout.unflatten(base), correction)
+
+    def _trained(self, site: Site, shared: dict[str, Any]) -> Trained:
+        result = self._call(site, "train", self.task.train, site, shared)
+        if isinstance(result, tuple) and len(result) == 2:
+            result = Trained(*result)
+        if not isinstance(result, Trained) or not isinstance(result.shared, Mapping):
+            kind = type(result).__name__
+            raise TaskResultError(f"site {site.name}: train returned {kind}, not (shared, records)")
+        return replace(result, records=_count(site, "train", result.records))
+
+    def _flat(self, site: Site, tensors: Any) -> Vector:
+        try:
+            return self.layout.flatten(tensors)
+        except LayoutError as error:
+            raise self._layout_error(site, error.message) from None
+
+    def _layout_error(self, site: Site, what: str) -> LayoutError:
+        made = f" (as at site {self.made_by})" if self.made_by not in ("", site.name) else ""
+        return LayoutError(f"site {site.name}: {what}{made}")
+
+    def _contribution(
+        self,
+        site: Site,
+        trained: Trained,
+        step: Vector,
+        variate: Vector | None,
+        own: Vector | None,
+    ) -> Contribution:
+        """The row of the strategy's form, and what stays."""
+        strategy = self.plan.strategy
+        form = strategy.form(self.layout)
+        row: Vector = np.empty(form.size, form.dtype)
+        form.part(row, STEP)[:] = step
+        kept = {f"{_OF_TASK}{name}": array for name, array in (trained.state or {}).items()}
+        if strategy.is_normalised:  # FedNova sends the step of one local step, and how many
+            steps = _steps(site, trained)
+            form.part(row, STEP)[:] = step / np.float64(steps)
+            form.part(row, TAU)[:] = steps
+        if variate is not None and own is not None:
+            # Option II of the paper: c_i+ = c_i - c + (x - y) / (K lr).
+            lr = self.plan.training.lr_in(site.round)
+            change = -variate - step / (_steps(site, trained) * lr)
+            form.part(row, VARIATE)[:] = change
+            kept[VARIATE] = (own + change).astype(form.dtype)
+        return Contribution(row, trained.records, save_tensors(kept) if kept else None)
+
+    def _call(self, site: Site, what: str, function: Any, *arguments: Any) -> Any:
+        """Run the user's code. Its error text may carry data, so only type and place are told."""
+        try:
+            return function(*arguments)
+        except LayoutError as error:
+            raise self._layout_error(site, error.message) from None
+        except (SiteDataError, TaskResultError) as error:
+            if error.message.startswith("site "):
+                raise
+            named = type(error)(f"site {site.name}: {error.message}", hint=error.hint)
+            raise named from error.__cause__
+        except ConsortiumError:
+            raise
+        except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
+            raise TaskResultError(
+                f"site {site.name}: {what} failed: {where(error, function)}", hint=SEE_MORE
+            ) from error
+
+
+def refuse_unfollowed(task: Task, plan: Plan) -> None:
+    """A strategy that changes local training needs a task that does what it asks."""
+    strategy = plan.strategy
+    if (strategy.proximal or strategy.has_variates) and not task.follows_rules:
+        raise ImpossiblePlanError(
+            f"strategy `{strategy.name}` changes the gradients, and the task does not use "
+            "what it asks for",
+            hint="use site.rules.adjusted(shared, gradients) in training, and say "
+            "follows_rules=True",
+        )
+
+
+def where(error: BaseException, function: Any) -> str:
+    """The error's type and the last line of the user's own file that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    frame = (own or frames)[-1]
+    return f"{type(error).__name__} in {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+
+
+def _of_task(kept: Mapping[str, Any]) -> dict[str, Any] | None:
+    own = {
+        name.removeprefix(_OF_TASK): array
+        for name, array in kept.items()
+        if name.startswith(_OF_TASK)
+    }
+    return own or None
+
+
+def _steps(site: Site, trained: Trained) -> float:
+    if trained.steps is None or not math.isfinite(trained.steps) or trained.steps <= 0:
+        raise TaskResultError(
+            f"site {site.name}: the strategy needs to know how many steps training took",
+            hint="return consortium.Trained(shared, records, steps=...)",
+        )
+    return float(trained.steps)
+
+
+def _scores(site: Site, task: Task, result: Any) -> Scores:
+    try:
+        means, records = result
+        values = [float(means[metric.name]) for metric in task.metrics]
+    except KeyError as error:
+        raise TaskResultError(f"site {site.name}: evaluate left out {error}") from None
+    except (TypeError, ValueError):
+        raise TaskResultError(
+            f"site {site.name}: evaluate returned {type(result).__name__}, "
+            "not ({metric: mean}, records)"
+        ) from None
+    count = _count(site, "evaluate", records)
+    if not all(math.isfinite(value) for value in values):
+        raise TaskResultError(f"site {site.name}: evaluate gave a mean that is not finite")
+    return [value * count for value in values], count
+
+
+def _count(site: Site, what: str, records: object) -> int:
+    if not isinstance(records, int | np.integer) or isinstance(records, bool) or records < 1:
+        raise TaskResultError(
+            f"site {site.name}: {what} must say how many records it used, at least one"
+        )
+    return int(records)

@@ -1,0 +1,158 @@
+"""The lock of a study: what its sites will be asked to approve, and the model they start from.
+
+    plan.lock            plan digest, task hash, shared layout, frozen digest, first model
+    model-0.safetensors  the model that round one starts from
+
+Made by the lead, where the task's libraries are; a coordinator needs nothing but these.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from consortium.core.ids import Digest
+from consortium.core.terms import Metric
+from consortium.drive.engine import begin
+from consortium.drive.study import Study
+from consortium.errors import PlanFileError, VerificationError
+from consortium.model import Layout, digest_of, load_model, save_model
+
+LOCK, MODEL = "plan.lock", "model-0.safetensors"
+_VERSION = 1
+_NOTE = "# Made by `consortium lock`. Sites approve the task's hash and the plan's digest.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What a study is pinned to."""
+
+    plan: Digest
+    task: Digest
+    entry: str
+    metrics: tuple[Metric, ...]
+    layout: Layout
+    pinned: Digest | None  # of the frozen tensors
+    model: Digest
+    seed: int
+
+    def text(self) -> str:
+        """The lock as TOML."""
+        metrics = [
+            {"name": metric.name, "higher_is_better": metric.higher_is_better}
+            for metric in self.metrics
+        ]
+        values = {
+            "version": _VERSION,
+            "plan": self.plan.hex(),
+            "task": {
+                "entry": self.entry,
+                "hash": self.task.hex(),
+                "frozen": self.pinned.hex() if self.pinned else "",
+                "metrics": metrics,
+            },
+            "model": {
+                "file": MODEL,
+                "sha256": self.model.hex(),
+                "seed": self.seed,
+                "layout": self.layout.canonical().decode().splitlines(),
+            },
+        }
+        return _NOTE + tomli_w.dumps(values)
+
+
+def make_lock(study: Study, seed: int) -> tuple[Lock, bytes]:
+    """The lock of a study and the bytes of its first model."""
+    local, vector = begin(study.task, study.plan, study.sites, seed)
+    model = save_model(local.layout, vector)
+    lock = Lock(
+        plan=study.plan.digest,
+        task=study.task_hash,
+        entry=study.plan.task.entry,
+        metrics=study.task.metrics,
+        layout=local.layout,
+        pinned=local.pinned,
+        model=digest_of(model),
+        seed=seed,
+    )
+    return lock, model
+
+
+def write_lock(folder: Path, lock: Lock, model: bytes) -> None:
+    """Both files, the model first: a lock never names a model that is not there."""
+    try:
+        (folder / MODEL).write_bytes(model)
+        (folder / LOCK).write_text(lock.text())
+    except OSError as error:
+        raise PlanFileError(f"cannot write {folder / LOCK}: {error.strerror}") from None
+
+
+def read_lock(folder: Path) -> tuple[Lock, bytes]:
+    """The lock in a folder and its model, which must be the one that it names."""
+    try:
+        values = tomllib.loads((folder / LOCK).read_text())
+        model = (folder / MODEL).read_bytes()
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot read the lock in {folder}: {error.strerror}", hint="consortium lock PLAN"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise VerificationError(
+            f"{folder / LOCK} is not a lock", hint="consortium lock PLAN"
+        ) from None
+    try:
+        lock = _parsed(values)
+    except (KeyError, TypeError, ValueError):
+        raise VerificationError(
+            f"{folder / LOCK} is not a lock", hint="consortium lock PLAN"
+        ) from None
+    if digest_of(model) != lock.model:
+        raise VerificationError(f"{folder / MODEL} is not the model that the lock names")
+    load_model(lock.layout, model)
+    return lock, model
+
+
+def check_lock(folder: Path, study: Study) -> None:
+    """Raise unless the lock is that of the study as it is now."""
+    held, _ = read_lock(folder)
+    now, _ = make_lock(study, held.seed)
+    for what, ours, theirs in (
+        ("the plan", held.plan, now.plan),
+        ("the task", held.task, now.task),
+        ("the first model", held.model, now.model),
+    ):
+        if ours != theirs:
+            raise VerificationError(
+                f"{what} has changed since the study was locked", hint="consortium lock PLAN"
+            )
+
+
+def _parsed(values: dict[str, object]) -> Lock:
+    if values["version"] != _VERSION:
+        raise ValueError("a lock of another version")
+    task, model = values["task"], values["model"]
+    assert isinstance(task, dict) and isinstance(model, dict)
+    layout = "".join(f"{line}\n" for line in model["layout"]).encode()
+    return Lock(
+        plan=_digest(values["plan"]),
+        task=_digest(task["hash"]),
+        entry=str(task["entry"]),
+        metrics=tuple(
+            Metric(str(metric["name"]), bool(metric["higher_is_better"]))
+            for metric in task["metrics"]
+        ),
+        layout=Layout.from_canonical(layout),
+        pinned=_digest(task["frozen"]) if task["frozen"] else None,
+        model=_digest(model["sha256"]),
+        seed=int(model["seed"]),
+    )
+
+
+def _digest(text: object) -> Digest:
+    data = bytes.fromhex(str(text))
+    if len(data) != 32:
+        raise ValueError("not a digest")
+    return Digest(data)

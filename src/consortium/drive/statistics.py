@@ -1,0 +1,83 @@
+"""Federated feature statistics: a study of one round, like any other.
+
+Each site sends three numbers a column, weighted by its records; their mean is the pooled
+mean and spread. Nothing new travels and nothing new must be trusted: the study has a task
+that sites approve, a quorum below which nothing comes out, and whatever protections its
+plan asks for. What comes out is a small file that the real study's task reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from consortium.core.codec import decode
+from consortium.core.facts import CohortTrained
+from consortium.data.statistics import MOMENTS, Statistics, local_moments
+from consortium.data.table import Doubles
+from consortium.drive.engine import SimulatedSite
+from consortium.drive.simulate import Run, simulate
+from consortium.errors import ImpossiblePlanError
+from consortium.plan.values import EvaluationSection, FederationSection, Plan, SelectionSection
+from consortium.tasks import NumpyTask, Site, numpy_task
+
+MIN_COHORT = 3  # of two sites, each could subtract its own and read the other's
+Features = Callable[[Site], Any]  # a site's training features, (records, columns)
+
+
+def statistics_task(
+    features: Features, columns: Sequence[str], centre: Doubles | None = None
+) -> NumpyTask:
+    """The task of the study. `features(site)` gives the training records' columns, NaN where
+    a value is missing; `centre` a public typical value for each, for precision."""
+    shape = (len(columns),)
+
+    def start(rng: np.random.Generator) -> dict[str, Any]:
+        return {name: np.zeros(shape, np.float64) for name in MOMENTS}
+
+    def evaluate(site: Site, shared: Mapping[str, Any]) -> tuple[dict[str, float], int]:
+        return {"loss": 0.0}, 1  # there is nothing to judge: the plan evaluates nothing
+
+    @numpy_task(start=start, evaluate=evaluate)
+    def statistics(site: Site, shared: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        values = np.asarray(features(site))
+        return dict(local_moments(values, centre)), len(values)
+
+    return statistics
+
+
+def statistics_plan(quorum: int = MIN_COHORT, name: str = "statistics") -> Plan:
+    """One round with everybody, nothing evaluated; at least three sites."""
+    if quorum < MIN_COHORT:
+        raise ImpossiblePlanError(
+            f"statistics of fewer than {MIN_COHORT} sites would show each site's own",
+            hint=f"quorum={MIN_COHORT}",
+        )
+    return Plan(
+        federation=FederationSection(name=name, rounds=1, quorum=quorum),
+        selection=SelectionSection(fraction=1.0),
+        evaluation=EvaluationSection(enabled=False, gate=False),
+    )
+
+
+def statistics_of(run: Run, columns: Sequence[str], centre: Doubles | None = None) -> Statistics:
+    """What a finished statistics study found."""
+    facts = [decode(record) for record in run.records]
+    records = sum(fact.weight for fact in facts if isinstance(fact, CohortTrained))
+    return Statistics.of(columns, run.tensors, max(1, round(records)), centre)
+
+
+def federated_statistics(
+    sites: Sequence[SimulatedSite],
+    features: Features,
+    columns: Sequence[str],
+    *,
+    quorum: int = MIN_COHORT,
+    centre: Doubles | None = None,
+) -> Statistics:
+    """Simulate the study here: the pooled mean and spread of each column."""
+    task = statistics_task(features, columns, centre)
+    run = simulate(task, statistics_plan(quorum), sites, seed=0)
+    return statistics_of(run, columns, centre)

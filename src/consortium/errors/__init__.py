@@ -1,0 +1,179 @@
+"""Every error that consortium raises on purpose, on one page.
+
+    ConsortiumError
+    ├── InternalError              ours
+    ├── UsageError                 a command was called with something that cannot be
+    │   └── UnknownCodeError
+    ├── PlanError                  the plan file
+    │   ├── PlanSyntaxError  UnknownKeyError  WrongTypeError
+    │   └── ImpossiblePlanError  UnsupportedPlanError  PlanFileError
+    ├── TaskError                  the user's task
+    │   ├── TaskEntryError  BundleError  LayoutError  TaskResultError  MissingExtraError
+    │   └── SiteDataError          a site's records
+    │       ├── LabelError  NotANumberError  MissingValuesError  SchemaError
+    │       └── TooFewRecordsError  QualityError  DownloadError  ChecksumError
+    ├── Refusal                    the protocol says no; the state is untouched
+    │   ├── UnauthorizedClientError  DeadlineExpiredError  WrongRoundError
+    │   ├── AlreadySubmittedError  WrongPhaseError  InsufficientParticipantsError
+    │   ├── RoundOpenError  NoModelError  UnknownVersionError  FederationOverError
+    │   ├── InvalidInputError  NotApprovedError  OnHoldError
+    │   └── PrivacyBudgetExceededError
+    ├── UpdateError                one update failed one of the six checks
+    │   └── FormatError  DimensionError  MagnitudeError  StalenessError
+    │       SignatureError  PrivacyTermsError
+    ├── StoreError
+    │   ├── ConflictError  MissingBlobError  CorruptBlobError
+    │   └── StoreFailedError  CorruptStoreError
+    ├── VerificationError          evidence that does not hold
+    │   └── ProofError  NoteError  WitnessError  AuditError
+    └── CodecError  ModelFileError  WeakKeyError
+
+House rules: a code is never reused and never changes its meaning. `hint` is something
+to paste or to do. No message carries a value from somebody's data.
+"""
+
+from consortium.errors.evidence import (
+    AuditError,
+    NoteError,
+    ProofError,
+    VerificationError,
+    WitnessError,
+)
+from consortium.errors.plan import (
+    ImpossiblePlanError,
+    PlanError,
+    PlanFileError,
+    PlanSyntaxError,
+    UnknownKeyError,
+    UnsupportedPlanError,
+    WrongTypeError,
+)
+from consortium.errors.refusal import (
+    AlreadySubmittedError,
+    DeadlineExpiredError,
+    FederationOverError,
+    InsufficientParticipantsError,
+    InvalidInputError,
+    NoModelError,
+    NotApprovedError,
+    OnHoldError,
+    PrivacyBudgetExceededError,
+    Refusal,
+    RoundOpenError,
+    UnauthorizedClientError,
+    UnknownVersionError,
+    WrongPhaseError,
+    WrongRoundError,
+)
+from consortium.errors.root import (
+    ConsortiumError,
+    Fault,
+    InternalError,
+    UnknownCodeError,
+    UsageError,
+    every_error,
+)
+from consortium.errors.store import (
+    CodecError,
+    ConflictError,
+    CorruptBlobError,
+    CorruptStoreError,
+    MissingBlobError,
+    ModelFileError,
+    StoreError,
+    StoreFailedError,
+    WeakKeyError,
+)
+from consortium.errors.task import (
+    BundleError,
+    ChecksumError,
+    DownloadError,
+    LabelError,
+    LayoutError,
+    MissingExtraError,
+    MissingValuesError,
+    NotANumberError,
+    QualityError,
+    SchemaError,
+    SiteDataError,
+    TaskEntryError,
+    TaskError,
+    TaskResultError,
+    TooFewRecordsError,
+)
+from consortium.errors.update import (
+    DimensionError,
+    FormatError,
+    MagnitudeError,
+    PrivacyTermsError,
+    SignatureError,
+    StalenessError,
+    UpdateError,
+)
+
+__all__ = [
+    "AlreadySubmittedError",
+    "AuditError",
+    "BundleError",
+    "ChecksumError",
+    "CodecError",
+    "ConflictError",
+    "ConsortiumError",
+    "CorruptBlobError",
+    "CorruptStoreError",
+    "DeadlineExpiredError",
+    "DimensionError",
+    "DownloadError",
+    "Fault",
+    "FederationOverError",
+    "FormatError",
+    "ImpossiblePlanError",
+    "InsufficientParticipantsError",
+    "InternalError",
+    "InvalidInputError",
+    "LabelError",
+    "LayoutError",
+    "MagnitudeError",
+    "MissingBlobError",
+    "MissingExtraError",
+    "MissingValuesError",
+    "ModelFileError",
+    "NoModelError",
+    "NotANumberError",
+    "NotApprovedError",
+    "NoteError",
+    "OnHoldError",
+    "PlanError",
+    "PlanFileError",
+    "PlanSyntaxError",
+    "PrivacyBudgetExceededError",
+    "PrivacyTermsError",
+    "ProofError",
+    "QualityError",
+    "Refusal",
+    "RoundOpenError",
+    "SchemaError",
+    "SignatureError",
+    "SiteDataError",
+    "StalenessError",
+    "StoreError",
+    "StoreFailedError",
+    "TaskEntryError",
+    "TaskError",
+    "TaskResultError",
+    "TooFewRecordsError",
+    "UnauthorizedClientError",
+    "UnknownCodeError",
+    "UnknownKeyError",
+    "UnknownVersionError",
+    "UnsupportedPlanError",
+    "UpdateError",
+    "UsageError",
+    "VerificationError",
+    "WeakKeyError",
+    "WitnessError",
+    "WrongPhaseError",
+    "WrongRoundError",
+    "WrongTypeError",
+    "every_error",
+]

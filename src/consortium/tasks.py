@@ -1,0 +1,237 @@
+"""The task: what every site computes. A user writes this, and nothing else but the plan.
+
+Here is the contract that every task keeps, and its plainest form, for NumPy: a function
+that trains and one that evaluates, both on a dictionary of arrays. Tasks of torch models
+are made in `consortium.torch`. The same object runs in simulation and at real sites.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from consortium.core.ids import Digest
+from consortium.core.terms import Metric
+from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError
+from consortium.plan.values import PersonalSection, TrainingSection
+from consortium.tensors import Tensors, TensorSpec, spec_of
+
+# Which way is better, for the metrics that everybody means the same by.
+KNOWN_METRICS = {
+    "loss": False,
+    "mse": False,
+    "rmse": False,
+    "mae": False,
+    "accuracy": True,
+    "auroc": True,
+    "f1": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRules:
+    """What the strategy asks of local training: terms to add to every gradient.
+
+    FedProx pulls towards the round's model (Li et al. 2020): mu (x - base). SCAFFOLD adds
+    what the others' gradients have and this site's lack (Karimireddy et al. 2020): c - c_i.
+    """
+
+    mu: float = 0.0
+    base: Tensors = field(default_factory=dict)
+    correction: Tensors | None = None
+
+    @property
+    def are_plain(self) -> bool:
+        return self.mu == 0.0 and self.correction is None
+
+    def adjusted(self, values: Tensors, gradients: Tensors) -> dict[str, Any]:
+        """The gradients at `values` with what the strategy adds to them."""
+        result = {}
+        for name, gradient in gradients.items():
+            if self.mu:
+                gradient = gradient + self.mu * (values[name] - self.base[name])
+            if self.correction is not None:
+                gradient = gradient + self.correction[name]
+            result[name] = gradient
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a task gets to know about where it runs."""
+
+    name: str
+    data: Any  # a path, an array, a data frame: whatever the site's data is to this task
+    round: int
+    rng: np.random.Generator  # fresh for each site and round, and the same when seeded
+    training: TrainingSection
+    personal: PersonalSection = field(default_factory=PersonalSection)
+    rules: LocalRules = field(default_factory=LocalRules)
+    state: Tensors | None = None  # what the task kept here when it last trained; None: nothing yet
+    own_seed: int = 0  # for the first values of what stays here: the same in every round
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What local training gives: the shared tensors, how many records they were trained on,
+    what the site keeps for the next time, and how many gradient steps it took.
+
+    `steps` is the sum of the weights that the gradients got (Wang et al. 2020, ||a||_1): the
+    number of steps for plain SGD, more with momentum. FedNova and SCAFFOLD need it.
+    """
+
+    shared: Tensors
+    records: int
+    state: Tensors | None = None
+    steps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What of a model leaves a site and what stays."""
+
+    leaves: tuple[TensorSpec, ...]
+    private: tuple[TensorSpec, ...] = ()
+    frozen: tuple[TensorSpec, ...] = ()
+    pinned: Digest | None = None  # of the frozen tensors' bytes: the same at every site
+
+
+Start = Callable[[np.random.Generator], Tensors]
+Train = Callable[[Site, dict[str, Any]], Trained | tuple[Tensors, int]]
+Evaluate = Callable[[Site, dict[str, Any]], tuple[Mapping[str, float], int]]
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What the drivers need of a task."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+
+    @property
+    def follows_rules(self) -> bool:
+        """Whether training does what `site.rules` ask."""
+        ...
+
+    @property
+    def prefers_workers(self) -> bool:
+        """Whether a simulation had better train it in one process a core."""
+        ...
+
+    def inventory(self, site: Site) -> Inventory:
+        """What leaves and what stays, with this site's data."""
+        ...
+
+    def first(self, site: Site) -> Tensors:
+        """The first model's shared tensors. They depend on `site.rng` and not on the data,
+        but for its form."""
+        ...
+
+    def train(self, site: Site, shared: dict[str, Any]) -> Trained | tuple[Tensors, int]:
+        """Train locally, starting from `shared`."""
+        ...
+
+    def evaluate(self, site: Site, shared: dict[str, Any]) -> tuple[Mapping[str, float], int]:
+        """(mean of each metric over the site's test records, how many those are)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyTask:
+    """A task of plain functions. Make one with `numpy_task`."""
+
+    start: Start
+    train: Train
+    evaluate: Evaluate
+    metrics: tuple[Metric, ...]
+    follows_rules: bool = False
+    prefers_workers: bool = False
+
+    def first(self, site: Site) -> Tensors:
+        return self.start(site.rng)
+
+    def inventory(self, site: Site) -> Inventory:
+        shared = self.first(site)
+        leaves = tuple(spec_of(name, np.asarray(shared[name])) for name in sorted(shared))
+        return Inventory(leaves)
+
+
+def numpy_task(
+    *,
+    start: Start,
+    evaluate: Evaluate,
+    metrics: Sequence[str | Metric] = ("loss",),
+    follows_rules: bool = False,
+) -> Callable[[Train], NumpyTask]:
+    """Makes a task of a training function.
+
+    `start(rng)` gives the first shared arrays. The decorated function gets
+    `(site, shared)`, may change `shared`, and returns `(shared, records)`, or a `Trained`
+    when the site keeps something or the strategy counts steps. `evaluate(site, shared)`
+    returns `({metric: mean}, records)`. Other metrics than loss, mse, rmse, mae, accuracy,
+    auroc and f1 are given as `Metric(name, higher_is_better)`. `follows_rules` says that
+    training uses `site.rules.adjusted`, without which FedProx and SCAFFOLD are refused.
+    """
+    known = tuple(known_metric(metric) for metric in metrics)
+
+    def decorate(train: Train) -> NumpyTask:
+        return NumpyTask(start, train, evaluate, known, follows_rules)
+
+    return decorate
+
+
+def known_metric(metric: str | Metric) -> Metric:
+    """A metric with its direction, by its name if everybody means the same by it."""
+    if isinstance(metric, Metric):
+        return metric
+    if metric not in KNOWN_METRICS:
+        raise TaskResultError(
+            f"metric `{metric}` is not known",
+            hint=f'write consortium.Metric("{metric}", higher_is_better=True)',
+        )
+    return Metric(metric, KNOWN_METRICS[metric])
+
+
+def load_task(entry: str, folder: Path) -> Task:
+    """The task that a plan names as "file.py:name", from a file in `folder`.
+
+    This runs the file: it is for the lead's own machine. A site runs a task only after
+    somebody there has approved its hash.
+    """
+    file_name, _, name = entry.partition(":")
+    path = folder / file_name
+    if not file_name.endswith(".py") or not name.isidentifier():
+        raise TaskEntryError(f"`{entry}` is not of the form file.py:name")
+    if not path.is_file():
+        raise TaskEntryError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"consortium_task_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and the like look their module up
+    sys.path.insert(0, str(folder.resolve()))  # so that the task finds its own files
+    try:
+        spec.loader.exec_module(module)
+    except ConsortiumError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
+        raise TaskEntryError(
+            f"{path} cannot be run: {type(error).__name__}: {error}",
+            hint=f"python {path}    # shows where",
+        ) from error
+    finally:
+        sys.path.pop(0)
+    found = getattr(module, name, None)
+    if found is None:
+        raise TaskEntryError(f"{path} has no `{name}`")
+    if not isinstance(found, Task):
+        raise TaskEntryError(
+            f"`{name}` in {path} is a {type(found).__name__}, not a task",
+            hint="put @co.task(loss=...) above it" if callable(found) else "",
+        )
+    return found

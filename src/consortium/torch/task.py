@@ -1,0 +1,216 @@
+"""Tasks of torch models: one function that makes a model and finds the site's records.
+
+    @task(loss=nn.CrossEntropyLoss(), metrics=["accuracy", "auroc"])
+    def heart(site):
+        train, test = read_csv(site.data, label="num")
+        return Net(train.n_features), train, test
+
+The function is called once for each site and its result kept for later rounds: it must
+depend on the site's data only. What it draws follows from the site's own seed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from consortium.core.terms import Metric
+from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError
+from consortium.model import digest_of
+from consortium.tasks import Inventory, Site, Trained
+from consortium.tensors import TensorSpec, save_tensors, spec_of
+from consortium.torch.arrays import Arrays, float_type, read_arrays
+from consortium.torch.batches import Records
+from consortium.torch.complete import SiteModel
+from consortium.torch.losses import Kind, Loss, kind_of, outputs_of
+from consortium.torch.metrics import Measures, MetricChoice, measures
+from consortium.torch.reproducible import reproducibly
+from consortium.torch.training import (
+    MakeOptimizer,
+    Method,
+    Step,
+    calibrate,
+    fine_tune,
+    only_training,
+    train_locally,
+)
+from consortium.torch.workshop import Bench, Make, Workshop
+
+Loop = Callable[[nn.Module, Any, Site], float | None]
+EVALUATION_BATCH = 1024
+
+
+def task(
+    *,
+    loss: Loss,
+    metrics: Sequence[MetricChoice] = (),
+    step: Step | None = None,
+    optimizer: MakeOptimizer | None = None,
+    loop: Loop | None = None,
+) -> Callable[[Make], TorchTask]:
+    """Makes a task of a function `fn(site) -> (model, train, test)`.
+
+    Metrics are names (accuracy, f1, auroc, mse, rmse, mae) or pairs of a `Metric` and a
+    function of all outputs and targets; the loss is always reported. To go your own way, in
+    order of how much you take over: `step(model, inputs, targets) -> loss`,
+    `optimizer(parameters, training) -> Optimizer`, and `loop(model, train, site)`, which
+    trains in place, may return its number of steps, and has to follow no rule of a strategy
+    (FedProx and SCAFFOLD are then refused).
+    """
+    given = {"loss": loss, "step": step, "optimizer": optimizer, "loop": loop}
+    for name, function in given.items():
+        if not callable(function) and (function is not None or name == "loss"):
+            raise TaskEntryError(f"{name} is a {type(function).__name__}, which cannot be called")
+    if isinstance(loss, type):
+        raise TaskEntryError("loss is a class", hint=f"write loss=nn.{loss.__name__}()")
+    method, chosen = Method(loss, step, optimizer), measures(loss, metrics)
+
+    def decorate(make: Make) -> TorchTask:
+        return TorchTask(make, method, chosen, loop)
+
+    return decorate
+
+
+class TorchTask:
+    """A task of a torch model. Make one with `task`."""
+
+    def __init__(self, make: Make, method: Method, chosen: Measures, loop: Loop | None) -> None:
+        self.__name__ = getattr(make, "__name__", "task")
+        self._make = make
+        self._method = method
+        self._measures = chosen
+        self._loop = loop
+        self._workshop = Workshop(make)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return self._measures.metrics
+
+    @property
+    def follows_rules(self) -> bool:
+        return self._loop is None
+
+    @property
+    def prefers_workers(self) -> bool:
+        """Yes: torch works here on one thread, and one task at a time in a process."""
+        return True
+
+    def inventory(self, site: Site) -> Inventory:
+        """What leaves and what stays. The buffers of shared layers stay: they are private."""
+        with reproducibly(0), self._users_code(site):
+            bench = self._workshop.bench(site)
+            parts, frozen = bench.parts, read_arrays(bench.model, bench.parts.frozen)
+            return Inventory(
+                leaves=_specs(read_arrays(bench.model, parts.shared)),
+                private=_specs(read_arrays(bench.model, parts.staying)),
+                frozen=_specs(frozen),
+                pinned=digest_of(save_tensors(frozen)) if frozen else None,
+            )
+
+    def first(self, site: Site) -> Arrays:
+        """The shared tensors of a model that is made from `site.rng`, with the user's own
+        initialisation."""
+        seed = int(site.rng.integers(2**63))
+        with self._users_code(site), reproducibly(seed):
+            model, parts = self._workshop.fresh_model(site, seed)
+        return read_arrays(model, parts.shared)
+
+    def train(self, site: Site, shared: dict[str, Any]) -> Trained:
+        """Train locally, starting from `shared` and from what the site kept.
+
+        Numbers that are not finite are returned as they are: the caller drops the update.
+        """
+        with self._at_work(site, shared) as bench:
+            steps = self._trained(bench, site)
+            state = read_arrays(bench.model, bench.parts.staying)
+            after = read_arrays(bench.model, bench.parts.shared)
+            return Trained(after, len(bench.train), state or None, steps)
+
+    def evaluate(self, site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        """Each metric over the site's test records, and how many those are.
+
+        Under "finetune" the model is first fitted to the site's training records.
+        """
+        with self._at_work(site, shared) as bench:
+            self._settle(bench, site)
+            outputs, targets = _outputs(bench.model, bench.test)
+            return self._measures.of(outputs, targets), len(bench.test)
+
+    def complete(self, site: Site, shared: dict[str, Any]) -> SiteModel:
+        """The whole model of this site, its own layers and the shared ones: what `evaluate`
+        measures. It is a copy, and no later round changes it."""
+        with self._at_work(site, shared) as bench:
+            self._settle(bench, site)
+            return SiteModel(deepcopy(bench.model), self.kind)
+
+    @property
+    def kind(self) -> Kind:
+        """What the model's outputs are, as far as the loss tells."""
+        return kind_of(self._method.loss)
+
+    def new_model(self, site: Site) -> nn.Module:
+        """A model of this site's form, with first values."""
+        with reproducibly(0), self._users_code(site):
+            return deepcopy(self._workshop.bench(site).model)
+
+    def _trained(self, bench: Bench, site: Site) -> float | None:
+        if self._loop is None:
+            return train_locally(bench.place, site, self._method)
+        with only_training(bench.place, bench.parts.shared + bench.parts.private):
+            steps = self._loop(bench.model, bench.given_train, site)
+        if steps is None or (isinstance(steps, int | float) and steps > 0):
+            return steps
+        raise TaskResultError("loop returns its number of steps, or nothing")
+
+    def _settle(self, bench: Bench, site: Site) -> None:
+        """Make the model the site's own, as far as the plan says."""
+        calibrate(bench.place)
+        if site.personal.name == "finetune":
+            fine_tune(bench.place, site, self._method)
+        bench.model.eval()
+
+    @contextmanager
+    def _at_work(self, site: Site, shared: dict[str, Any]) -> Iterator[Bench]:
+        with reproducibly(int(site.rng.integers(2**63))), self._users_code(site):
+            bench = self._workshop.bench(site)
+            bench.load(site, shared)
+            yield bench
+
+    @contextmanager
+    def _users_code(self, site: Site) -> Iterator[None]:
+        """The text of an error in the user's code may carry data: tell only its type and the
+        last line of the user's file that led to it."""
+        try:
+            yield
+        except ConsortiumError:
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            code = getattr(self._make, "__code__", None)
+            own = [f for f in frames if code is not None and f.filename == code.co_filename]
+            frame = (own or frames)[-1]
+            file_name = frame.filename.rsplit("/", 1)[-1]
+            raise TaskResultError(
+                f"site {site.name}: {type(error).__name__} in {file_name}:{frame.lineno}",
+                hint="run again with -vv (before the command) to see it all; it may show data",
+            ) from error
+
+
+def _outputs(model: nn.Module, records: Records) -> tuple[Tensor, Tensor]:
+    """All outputs and all targets, in the order of the records."""
+    dtype, outputs, targets = float_type(model), [], []
+    with torch.no_grad():
+        for inputs, wanted in records.batches(EVALUATION_BATCH, None):
+            outputs.append(outputs_of(model, inputs, dtype).cpu())
+            targets.append(wanted)
+    return torch.cat(outputs), torch.cat(targets)
+
+
+def _specs(arrays: Arrays) -> tuple[TensorSpec, ...]:
+    return tuple(spec_of(name, arrays[name]) for name in sorted(arrays))
