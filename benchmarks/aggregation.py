@@ -2,8 +2,9 @@
 
     python -m benchmarks.aggregation --json
 
-Best of three, in turn with the base, so that a busy machine slows both alike. Where flwr
-is installed, its own functions are a further base.
+Best of three, in turn with the base, so that a busy machine slows both alike. Ours uses the
+cores that are there; `detail` also gives processor seconds, which other work hardly moves.
+Where flwr is installed, its own functions are a further base.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,16 +34,21 @@ REPEATS = 3
 Stack = npt.NDArray[np.float32]  # (n, d)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+def seconds(call: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of all processors together."""
+    begun, worked = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - worked
 
 
-def side_by_side(ours: Callable[[], object], base: Callable[[], object]) -> tuple[float, float]:
+def side_by_side(
+    name: str, ours: Callable[[], object], base: Callable[[], object], detail: str
+) -> Line:
     """The best of both, taken in turn."""
-    pairs = [(seconds(ours), seconds(base)) for _ in range(REPEATS)]
-    return min(mine for mine, _ in pairs), min(other for _, other in pairs)
+    pairs = [(*seconds(ours), *seconds(base)) for _ in range(REPEATS)]
+    mine, mine_cpu, other, other_cpu = (min(column) for column in zip(*pairs, strict=True))
+    processor = f"; processor seconds {mine_cpu:.3f}, base {other_cpu:.3f}"
+    return Line(name, mine, other, "s", detail + processor)
 
 
 def rows_of(size: int) -> Stack:
@@ -110,17 +117,15 @@ class Averaging:
 
 def averaging() -> Iterator[Line]:
     task = Averaging(rows_of(MEAN_SIZE))
-    task.ours()  # warm
-    ours, base = side_by_side(task.ours, task.copied)
     absolute, relative = task.error()
     detail = (
         f"{SITES} x {MEAN_SIZE // 10**6}M float32 to the next model, summed in float64; base: "
         f"np.copyto of the same bytes; largest error {absolute:.1e} absolute, {relative:.1e} "
         f"relative; peak extra memory {task.extra_models():.2f} models"
     )
-    yield Line("fedavg / copy", ours, base, "s", detail)
-    plain = seconds(task.plain)
-    yield Line("fedavg / plain", ours, plain, "s", "the same; base: float32 NumPy, row after row")
+    yield side_by_side("fedavg / copy", task.ours, task.copied, detail)
+    how = "the same; base: NumPy in float32, row after row"
+    yield side_by_side("fedavg / plain", task.ours, task.plain, how)
 
 
 # ---- robust rules, as one writes them first -----------------------------------------
@@ -178,12 +183,11 @@ def robust(stack: Stack) -> Iterator[Line]:
     for name, (plain, how) in PLAIN.items():
         rule = make_rule(name, HOSTILE)
         off = float(np.abs(combined(rule, sources) - plain(stack)).max())  # and warm
-        ours, base = side_by_side(lambda r=rule: combined(r, sources), lambda p=plain: p(stack))
         detail = (
             f"{SITES} x {ROBUST_SIZE // 10**6}M float32, {F} hostile; base: {how}; "
             f"largest difference {off:.1e}"
         )
-        yield Line(name, ours, base, "s", detail)
+        yield side_by_side(name, partial(combined, rule, sources), partial(plain, stack), detail)
 
 
 # ---- flwr, where it is --------------------------------------------------------------
@@ -206,10 +210,8 @@ def flower(stack: Stack) -> Iterator[Line]:
     sources = sources_of(stack)
     for name, call in calls.items():
         rule = make_rule(name, HOSTILE)
-        ours, base = side_by_side(lambda r=rule: combined(r, sources), call)
-        yield Line(
-            f"{name} / flwr", ours, base, "s", f"{SITES} x {ROBUST_SIZE // 10**6}M; base: flwr"
-        )
+        detail = f"{SITES} x {ROBUST_SIZE // 10**6}M float32; base: flwr"
+        yield side_by_side(f"{name} / flwr", partial(combined, rule, sources), call, detail)
 
 
 def measure() -> Iterator[Line]:

@@ -102,9 +102,18 @@ def _table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
 # ---- machines -----------------------------------------------------------------------
 
 
-def _diagram(moves: tables.Moves, states: type[Enum], start: tuple[str, str]) -> str:
-    """A state diagram of a table. A fact that does the same everywhere is drawn once."""
+def _diagram(
+    moves: tables.Moves,
+    states: type[Enum],
+    start: tuple[str, str],
+    other: tables.Moves | None = None,
+) -> str:
+    """A state diagram of a table. A fact that does the same everywhere is drawn once; where
+    `other` moves differ, they are drawn too."""
     labels: dict[tuple[str, str], list[str]] = {}
+    for (source, kind), target in (other or {}).items():
+        if moves.get((source, kind)) is not target:
+            labels[source.name, target.name] = [kind.__name__]
     for kind in dict.fromkeys(kind for _, kind in moves):
         targets = {state: moves[state, kind] for state in states if (state, kind) in moves}
         if len(targets) == len(states) and len(set(targets.values())) == 1:
@@ -195,6 +204,8 @@ def _plan_type(about: Any) -> str:
     if get_origin(hint) is tuple:
         return "list of text"
     base = choices[0] if choices and NoneType in get_args(hint) else hint
+    if get_origin(base) is Literal:  # one of these, or unset
+        return " or ".join(f'`"{choice}"`' for choice in get_args(base))
     while get_origin(base) is not None and get_args(base):  # Annotated[int, …]
         about, base = base, get_args(base)[0]
     words = {str: "text", int: "whole number", float: "number", bool: "true or false"}
@@ -425,7 +436,9 @@ def _encoded(value: object, hint: Any) -> bytes:
 # ---- pages --------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[], str]] = {
-    "machine-round": lambda: _diagram(tables.ROUND, tables.Step, ("INITIALIZED", "RoundOpened")),
+    "machine-round": lambda: _diagram(
+        tables.ROUND, tables.Step, ("INITIALIZED", "RoundOpened"), tables.SCREENED_ROUND
+    ),
     "machine-federation": lambda: _diagram(tables.FEDERATION, tables.Standing, ("FOUNDED", "")),
     "machine-participant": lambda: _diagram(tables.PARTICIPANT, tables.Stage, ("IDLE", "")),
     "steps": _steps,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from consortium.core.terms import Metric
+    from consortium.data.quality import Quality, check_quality
     from consortium.data.read import read_csv
     from consortium.data.statistics import Statistics
     from consortium.data.table import Table, from_arrays
@@ -42,12 +43,14 @@ _HOME = {
     "NumpyTask": "consortium.tasks",
     "Options": "consortium.drive.simulate",
     "Plan": "consortium.plan",
+    "Quality": "consortium.data.quality",
     "Run": "consortium.drive.simulate",
     "SimulatedSite": "consortium.drive.engine",
     "Site": "consortium.tasks",
     "Statistics": "consortium.data.statistics",
     "Table": "consortium.data.table",
     "Trained": "consortium.tasks",
+    "check_quality": "consortium.data.quality",
     "cross_site": "consortium.drive.alone",
     "federated_statistics": "consortium.drive.statistics",
     "from_arrays": "consortium.data.table",
@@ -73,12 +76,14 @@ __all__ = [
     "NumpyTask",
     "Options",
     "Plan",
+    "Quality",
     "Run",
     "SimulatedSite",
     "Site",
     "Statistics",
     "Table",
     "Trained",
+    "check_quality",
     "cross_site",
     "federated_statistics",
     "from_arrays",

@@ -22,7 +22,7 @@ from consortium.data import (
     turbofan,
     windows,
 )
-from consortium.errors import SiteDataError
+from consortium.errors import MissingExtraError, SiteDataError
 from tests.data.made import (
     REAL,
     digests,
@@ -273,6 +273,6 @@ def test_bundled_sets_without_scikit_learn_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(SiteDataError, match="not installed") as caught:
+    with pytest.raises(MissingExtraError, match="not installed") as caught:
         load_bundled("wine")
     assert "consortium[examples]" in caught.value.hint

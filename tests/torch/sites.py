@@ -109,3 +109,14 @@ def plain_sgd(model: nn.Module, at: Site, adjust: Any = None) -> int:
             optimizer.step()
             steps += 1
     return steps
+
+
+def loaded(model: nn.Module, shared: Any) -> nn.Module:
+    tensors = {name: torch.tensor(array) for name, array in shared.items()}
+    model.load_state_dict(tensors, strict=False)
+    return model
+
+
+def arrays(model: nn.Module, names: Any) -> dict[str, Any]:
+    state = model.state_dict()
+    return {name: state[name].numpy() for name in names}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from consortium.data.table import Table
 from consortium.errors import SiteDataError, TaskResultError
 from consortium.torch.batches import (
     DatasetRecords,
@@ -76,6 +77,16 @@ def test_every_form_gives_the_same_batches(form: str) -> None:
     assert batches[0][0].dtype == torch.float32
 
 
+def test_our_own_tables_are_taken() -> None:
+    x = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+    table = Table(x, np.arange(9) % 2, ("age", "dose"), ("no", "yes"))
+    records = adopt(table, "training")
+    assert isinstance(records, TensorRecords)
+    ((inputs, targets),) = records.batches(9, None)
+    assert torch.equal(inputs, torch.tensor(x))
+    assert targets.dtype == torch.int64
+
+
 @pytest.mark.parametrize("form", ["pair", "data set"])
 def test_shuffling_follows_the_generator(form: str) -> None:
     records = adopt(FORMS[form][0], "training")
@@ -132,13 +143,14 @@ def test_missing_values_are_counted_and_never_shown() -> None:
     with pytest.raises(SiteDataError) as caught:
         adopt((x, Y), "training")
     assert (
-        caught.value.message == "the training data has 3 values that are not finite, in 1 columns"
+        caught.value.message
+        == "the training data: 3 of 14 values are not finite, in 1 of 2 columns"
     )
-    with pytest.raises(SiteDataError, match="labels of the test data has 1 values"):
+    with pytest.raises(SiteDataError, match="labels of the test data: 1 of 7 values"):
         adopt((X, np.array([np.nan, *range(6)])), "test")
     windows = np.zeros((3, 4, 5))
     windows[1, 2, 3] = windows[0, 0, 0] = np.nan
-    with pytest.raises(SiteDataError, match="2 values that are not finite, in 2 columns"):
+    with pytest.raises(SiteDataError, match="2 of 60 values are not finite, in 2 of 5 columns"):
         adopt((windows, np.zeros(3)), "training")
 
 

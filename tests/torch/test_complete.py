@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from consortium.errors import ModelFileError, UsageError
+from consortium.errors import ModelFileError, MissingExtraError
 from consortium.plan.values import PersonalSection
 from consortium.tasks import Site
 from consortium.torch import HospitalNet, RemainingLife, SiteModel, load_complete, task
@@ -70,7 +70,7 @@ def test_many_records_are_predicted_in_parts() -> None:
 def test_a_complete_model_is_not_touched_by_later_rounds() -> None:
     model, at = complete()
     before = model.predict(X)
-    mixed.train(site(state=at.state, lr=1.0), first(mixed))
+    mixed.train(site(state=at.state, seed=4), first(mixed))  # the same bench
     np.testing.assert_array_equal(model.predict(X), before)
 
 
@@ -164,10 +164,20 @@ def test_an_export_that_gives_other_outputs_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_model_that_cannot_be_exported_says_so(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(ModelFileError, match="cannot export"):
+        SiteModel(Branching(), Kind.VALUES).to_onnx(tmp_path / "model.onnx", X)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = complete()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UsageError, match="onnxruntime") as caught:
+    with pytest.raises(MissingExtraError, match="onnxruntime") as caught:
         model.to_onnx(tmp_path / "model.onnx", X)
     assert caught.value.hint == "pip install 'consortium[onnx]'"
 

@@ -23,7 +23,7 @@ Combine = Callable[[int, int], Columns]  # the combined columns lo:hi
 Work = Callable[[int, int], object]
 
 CHUNK = 32_768  # columns a thread takes at a time: long enough to forget the call's cost
-_WIDTH = 16_384  # columns of one float64 row and its scratch that stay in a core's cache
+WIDTH = 16_384  # columns of one float64 row and its scratch that stay in a core's cache
 _MOST_THREADS = 4  # a sum is bound by memory: more threads than channels do not help
 
 
@@ -107,8 +107,8 @@ def weighted_sum(rows: Sequence[tuple[Row, float]], lo: int, hi: int) -> Columns
     multiplied: the product would be the number itself.
     """
     out = np.empty(hi - lo)
-    scratch = np.empty(min(_WIDTH, hi - lo))
-    for start, end in cut(lo, hi, _WIDTH):
+    scratch = np.empty(min(WIDTH, hi - lo))
+    for start, end in cut(lo, hi, WIDTH):
         total, product = out[start - lo : end - lo], scratch[: end - start]
         for at, (values, weight) in enumerate(rows):
             target = product if at else total

@@ -12,6 +12,7 @@ import numpy as np
 
 from consortium.aggregate import robust
 from consortium.aggregate.columns import (
+    WIDTH,
     Columns,
     Combine,
     Row,
@@ -23,8 +24,6 @@ from consortium.aggregate.columns import (
 )
 from consortium.aggregate.weighted import BLOCK
 from consortium.errors import InsufficientParticipantsError, InternalError
-
-_WIDTH = 16_384
 
 
 class Rule(Protocol):
@@ -101,7 +100,7 @@ class Mean:
 
         def combine(lo: int, hi: int) -> Columns:
             out = np.empty(hi - lo)
-            for start, end in cut(lo, hi, _WIDTH):
+            for start, end in cut(lo, hi, WIDTH):
                 total = blocks[0].columns(start, end)
                 for block in blocks[1:]:
                     np.add(total, block.columns(start, end), out=total)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from consortium.cli import audit, compare, demo, explain, init, lock, simulate
+from consortium.cli import audit, compare, demo, explain, init, lock, simulate, site
 from consortium.cli.report import Voice
 
 app = typer.Typer(
@@ -49,6 +49,7 @@ app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
 app.command("explain")(explain.explain)
 app.add_typer(audit.app, name="audit")
+app.add_typer(site.app, name="site")
 
 
 def main() -> None:

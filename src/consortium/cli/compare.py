@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ def compare(
     """Show runs as a table, and as a plot."""
     from consortium.drive.runs import metrics_of, read_run
 
-    runs = [read_run(folder) for folder in folders]
+    runs = _told_apart([read_run(folder) for folder in folders], folders)
     known = metrics_of(runs)
     if not known or (metric is not None and metric not in known):
         raise UsageError(
@@ -48,6 +49,15 @@ def compare(
         draw_curves({run.name: run.curve(metric) for run in runs}, metric, plot)
         say(f"drawn: {plot}")
     envelope("compare", {"metric": metric, "runs": told})
+
+
+def _told_apart(runs: list[PastRun], folders: list[Path]) -> list[PastRun]:
+    """Runs of one name, from different places, by their paths: each keeps its own curve."""
+    names = [run.name for run in runs]
+    return [
+        replace(run, name=str(folder)) if names.count(run.name) > 1 else run
+        for run, folder in zip(runs, folders, strict=True)
+    ]
 
 
 def _judged(runs: list[PastRun], known: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from consortium.errors import UsageError
+from consortium.errors import MissingExtraError, UsageError
 
 _FORMATS = (".svg", ".png", ".pdf")
 # Safe for colour-blind readers (Okabe and Ito), and told apart by their strokes too.
@@ -20,7 +20,7 @@ def draw_curves(curves: dict[str, list[tuple[int, float]]], metric: str, path: P
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError(
+        raise MissingExtraError(
             "plots need matplotlib, which is not installed", hint="pip install 'consortium[plots]'"
         ) from None
     figure = Figure(figsize=(8, 4.5), layout="constrained")

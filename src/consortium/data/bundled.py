@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Literal
 
 from consortium.data.table import Table, from_arrays
-from consortium.errors import SiteDataError
+from consortium.errors import MissingExtraError, SiteDataError
 
 
 def load_bundled(name: Literal["breast_cancer", "diabetes", "digits", "wine"]) -> Table:
@@ -16,7 +16,7 @@ def load_bundled(name: Literal["breast_cancer", "diabetes", "digits", "wine"]) -
     try:
         bunch = getattr(import_module("sklearn.datasets"), f"load_{name}")()
     except ImportError:
-        raise SiteDataError(
+        raise MissingExtraError(
             f"the records of `{name}` come with scikit-learn, which is not installed",
             hint="pip install 'consortium[examples]'",
         ) from None

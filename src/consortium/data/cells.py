@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from consortium.data.table import Doubles
-from consortium.errors import SiteDataError
+from consortium.errors import NotANumberError, SiteDataError
 
 MAX_FILE_BYTES = 2 << 30
 _BLOCK_ROWS = 8192
@@ -39,7 +39,7 @@ class Block:
 
     def wrong(self, place: int, row: int, what: str, hint: str = "") -> SiteDataError:
         """An error that points at a cell without showing it."""
-        return SiteDataError(
+        return NotANumberError(
             f"line {self.lines[row]}, column `{self.names[place]}`: {what}", hint=hint
         )
 

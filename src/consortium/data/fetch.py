@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from consortium.data.whole_file import write_whole
-from consortium.errors import SiteDataError
+from consortium.errors import ChecksumError, DownloadError, SiteDataError
 
 Progress = Callable[[int, int | None], None]  # (bytes so far, bytes in all if known)
 _CHUNK_BYTES = 1 << 16
@@ -91,7 +91,7 @@ def _check_file(path: Path, digest: str) -> None:
     except OSError as error:
         raise SiteDataError(f"{path} cannot be read: {error.strerror}") from None
     if found != digest:
-        raise SiteDataError(
+        raise ChecksumError(
             f"{path} is not the published file: its sha256 is {found[:16]}…, not {digest[:16]}…",
             hint=f"rm {path}    # then it is fetched again",
         )
@@ -109,7 +109,7 @@ def _download(source: Source, place: Path, progress: Progress | None, timeout_s:
             while chunk := response.read(_CHUNK_BYTES):
                 data += chunk
                 if len(data) > source.max_bytes:
-                    raise SiteDataError(f"{source.url} sends more than {source.max_bytes} bytes")
+                    raise DownloadError(f"{source.url} sends more than {source.max_bytes} bytes")
                 if progress is not None:
                     progress(len(data), total)
     except urllib.error.HTTPError as error:
@@ -125,7 +125,7 @@ def _download(source: Source, place: Path, progress: Progress | None, timeout_s:
 
 def _unreachable(source: Source, place: Path, what: str) -> SiteDataError:
     names = ", ".join(sorted(source.sha256))
-    return SiteDataError(
+    return DownloadError(
         f"{source.url} {what}", hint=f"put {names} into {place} by hand, or use {source.instead}"
     )
 
@@ -141,11 +141,11 @@ def _members(archive: bytes, wanted: Mapping[str, str], source: Source) -> dict[
                 found[name] = data
     # zipfile raises RuntimeError for a password and NotImplementedError for methods it lacks.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError, ValueError):
-        raise SiteDataError(f"{source.url} is not a zip that can be read") from None
+        raise DownloadError(f"{source.url} is not a zip that can be read") from None
     for name in wanted:
         if name not in found:
             what = "is not the published file: another sha256" if name in seen else "is not in it"
-            raise SiteDataError(
+            raise ChecksumError(
                 f"{source.url}: {name} {what}",
                 hint=f"nothing was written; look at the publisher's page, or use {source.instead}",
             )

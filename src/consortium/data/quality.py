@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 
 from consortium.data.table import MIN_RECORDS, Integers, Table
+from consortium.errors import QualityError
 
 
 class QualityCode(Enum):
@@ -84,6 +85,15 @@ class QualityReport:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def demand(self) -> None:
+        """Raise unless the data passed. The site then sits the round out, and says only that
+        its data was not fit."""
+        if not self.passed:
+            raise QualityError(
+                f"the data failed its quality check ({self.code.value})",
+                hint="consortium site check FILE --label NAME    # says what is wrong, at the site",
+            )
 
 
 def check_quality(table: Table, *, rules: Quality | None = None) -> QualityReport:

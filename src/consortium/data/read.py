@@ -33,7 +33,7 @@ from consortium.data.table import (
     class_names,
     missing_values,
 )
-from consortium.errors import SiteDataError
+from consortium.errors import LabelError, SchemaError, SiteDataError
 
 Target = Literal["auto", "class", "number"]
 _MAX_NAMES_SHOWN = 40
@@ -175,27 +175,28 @@ def _wanted(path: Path, names: tuple[str, ...], parts: _Parts) -> tuple[str, ...
     """The feature columns to take; refuses names that the file does not have."""
     for place, name in enumerate(names):
         if not name or name in names[:place]:
-            raise SiteDataError(f"{path}: column {place + 1} has no name, or another one's")
+            raise SchemaError(f"{path}: column {place + 1} has no name, or another one's")
     chosen = names if parts.columns is None else tuple(parts.columns)
     for name in (parts.label, *chosen, *parts.categories):
         if name not in names:
             raise _no_column(path, name, names, is_label=name == parts.label)
     if parts.columns is not None and parts.label in chosen:
-        raise SiteDataError(f"`{parts.label}` is the label: it cannot be a feature too")
+        raise SchemaError(f"`{parts.label}` is the label: it cannot be a feature too")
     features = tuple(name for name in chosen if name != parts.label)
     if not features or len(set(features)) != len(features):
-        raise SiteDataError("columns= needs at least one name, and each name once")
+        raise SchemaError("columns= needs at least one name, and each name once")
     return features
 
 
 def _no_column(path: Path, name: str, names: Sequence[str], *, is_label: bool) -> SiteDataError:
+    kind = LabelError if is_label else SchemaError
     message = f"{path} has no column `{name}`" + (" for the label" if is_label else "")
     if any(is_missing(known) or as_number(known) is not None for known in names):
         # Then line 1 is probably a record, and its cells must not be shown as names.
-        return SiteDataError(message, hint="line 1 is no header? give the names: header=[...]")
+        return kind(message, hint="line 1 is no header? give the names: header=[...]")
     close = difflib.get_close_matches(name, names, n=1)
     listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + (" …" if len(names) > _MAX_NAMES_SHOWN else "")
-    return SiteDataError(
+    return kind(
         f"{message}; it has {listed}",
         hint=f"did you mean {close[0]}?" if close else "give the name as in the file's first line",
     )
@@ -220,7 +221,7 @@ def _labels(
         with np.errstate(over="ignore"):  # the table refuses what became infinite
             return values.astype(np.float32), None
     if not is_whole:
-        raise SiteDataError(f"label `{parts.label}` has numbers that are no whole classes")
+        raise LabelError(f"label `{parts.label}` has numbers that are no whole classes")
     labels = np.clip(values, -1, np.iinfo(np.int32).max).astype(np.int64)
     return labels, class_names(labels)
 
@@ -239,7 +240,7 @@ def _filled(train: Table, rest: Table) -> tuple[Table, Table]:
 
 def _check_columns(statistics: Statistics, table: Table) -> None:
     if statistics.columns != table.columns:
-        raise SiteDataError(
+        raise SchemaError(
             f"the statistics are of other columns: {len(statistics.columns)} of them, "
             f"the file gives {table.n_features}",
             hint="make them with the same columns= and categories=",

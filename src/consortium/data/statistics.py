@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from consortium.data.table import Doubles, Floats, standardised
 from consortium.data.whole_file import write_whole
-from consortium.errors import SiteDataError
+from consortium.errors import MissingValuesError, SchemaError, SiteDataError
 
 _FORMAT = "consortium/statistics/v1"
 _KEYS = {"columns", "format", "mean", "records", "std"}
@@ -79,7 +79,7 @@ class Statistics:
         present = moments["present"]
         if not (present > 0).all():  # written so that NaN is caught
             names = [name for name, share in zip(columns, present, strict=True) if not share > 0]
-            raise SiteDataError(
+            raise MissingValuesError(
                 f"no site has a value of {', '.join(names)}", hint="leave the column out"
             )
         shifted = moments["mean"] / present
@@ -90,7 +90,7 @@ class Statistics:
     def apply(self, features: npt.NDArray[Any]) -> Floats:
         """The features in units of these statistics; a column without spread is shifted."""
         if features.ndim != 2 or features.shape[1] != len(self.columns):
-            raise SiteDataError(
+            raise SchemaError(
                 f"the statistics are of {len(self.columns)} columns, the features are not"
             )
         return standardised(features, self.mean, self.std)

@@ -14,7 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from consortium.errors import SiteDataError
+from consortium.errors import (
+    LabelError,
+    MissingValuesError,
+    NotANumberError,
+    SchemaError,
+    SiteDataError,
+    TooFewRecordsError,
+)
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -125,7 +132,7 @@ def class_names(labels: Integers) -> tuple[str, ...]:
     """Names for classes that are only numbered: "0" to "k-1", by the largest seen."""
     top = int(labels.max()) if len(labels) else 0
     if len(labels) and (int(labels.min()) < 0 or top >= MAX_CLASSES):
-        raise SiteDataError(
+        raise LabelError(
             f"the labels are whole numbers, but not classes 0..k-1 with k up to {MAX_CLASSES}",
             hint="give positive=, or categories= for the label, or target='number'",
         )
@@ -134,7 +141,7 @@ def class_names(labels: Integers) -> tuple[str, ...]:
 
 def check_enough(records: int) -> None:
     if records < MIN_RECORDS:
-        raise SiteDataError(
+        raise TooFewRecordsError(
             f"{records} usable records are too few; a site needs {MIN_RECORDS} or more",
             hint="missing='mean' keeps the records that missing='drop' leaves out",
         )
@@ -145,7 +152,7 @@ def missing_values(columns: Sequence[str], counts: npt.NDArray[Any]) -> SiteData
     found = [
         f"{name} {count}" for name, count in zip(columns, counts.tolist(), strict=True) if count
     ]
-    return SiteDataError(
+    return MissingValuesError(
         f"values are missing: {', '.join(found)}",
         hint="missing='drop' leaves such records out, missing='mean' fills in the site's mean",
     )
@@ -176,7 +183,7 @@ def _check_form(table: Table) -> None:
     if features.shape[1] != len(table.columns) or not table.columns:
         raise SiteDataError(f"{features.shape[1]} features, but {len(table.columns)} names of them")
     if len(set(table.columns)) != len(table.columns):
-        raise SiteDataError("two columns have one name")
+        raise SchemaError("two columns have one name")
     if labels.dtype != (np.float32 if table.classes is None else np.int64):
         raise SiteDataError("labels are int64 when there are classes, and float32 when not")
 
@@ -185,20 +192,20 @@ def _check_content(table: Table) -> None:
     is_infinite = np.isinf(table.features).any(axis=0)
     if is_infinite.any():
         column = table.columns[int(np.flatnonzero(is_infinite)[0])]
-        raise SiteDataError(f"column `{column}` has a number that is infinite or too large")
+        raise NotANumberError(f"column `{column}` has a number that is infinite or too large")
     labels = table.labels
     if table.classes is None:
         if not np.isfinite(labels).all():
-            raise SiteDataError("a label is missing, infinite or too large")
+            raise LabelError("a label is missing, infinite or too large")
     elif len(labels) and (labels.min() < 0 or labels.max() >= table.n_classes):
-        raise SiteDataError(f"a label is not among the {table.n_classes} classes 0..k-1")
+        raise LabelError(f"a label is not among the {table.n_classes} classes 0..k-1")
 
 
 def _numbers(values: npt.ArrayLike, what: str) -> Doubles:
     try:
         return np.asarray(values).astype(np.float64)
     except (TypeError, ValueError):  # its text would show a value
-        raise SiteDataError(f"the {what} are not all numbers, or the rows differ") from None
+        raise NotANumberError(f"the {what} are not all numbers, or the rows differ") from None
 
 
 def _names(count: int) -> tuple[str, ...]:

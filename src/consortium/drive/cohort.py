@@ -80,8 +80,8 @@ class Cohort:
         return {self._name(seat): means for seat, means in self._panel.means(model).items()}
 
     def close(self) -> None:
+        self._engine.close()  # first: nobody waits for what is still being trained
         self._stop()
-        self._engine.close()
 
     # ---- training -------------------------------------------------------------------
 
@@ -95,8 +95,11 @@ class Cohort:
             seat = running.seats.pop(0)
             result = next(running.results)
             self._progress(open_round, "train", len(open_round.invited))
-            if not np.isfinite(result.row).all():
-                return i.Fail(open_round.number, seat, Failure.TRAINING, None, now_ms)
+            failure = result.failure
+            if failure is None and not np.isfinite(result.row).all():
+                failure = Failure.TRAINING
+            if failure is not None:
+                return i.Fail(open_round.number, seat, failure, None, now_ms)
             if result.state is not None:
                 self._states.keep(seat, open_round.number, result.state)
             rows = self._sent(result)
@@ -173,6 +176,7 @@ class Cohort:
     def _evaluate(self, state: Federation, open_round: Round, now_ms: int) -> i.Input:
         assert open_round.model is not None
         number, model, base = open_round.number, open_round.model, open_round.base
+        self._stop()  # a round that closed early leaves training behind that nobody wants
         unheard = list(open_round.unheard)
         self._asked = open_round
         self._panel.measure(

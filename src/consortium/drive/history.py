@@ -64,6 +64,7 @@ class History:
                 self._lose(fact.seat, fact.failure.name)
             case f.UpdateRejected() | f.UpdateExcluded():
                 self.rounds[-1].rejected += 1
+                self.rounds[-1].counted -= fact.fault in f.ANOMALIES  # found after the closing
                 self._lose(fact.seat, fact.fault.name)
             case f.RoundClosed():
                 self.rounds[-1].counted = len(fact.members)

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from consortium.core.facts import Failure
 from consortium.core.ids import Digest
 from consortium.errors import (
     ConsortiumError,
     ImpossiblePlanError,
     LayoutError,
+    QualityError,
     SiteDataError,
     TaskResultError,
 )
@@ -41,6 +43,7 @@ class Contribution:
     row: Vector
     records: int
     state: bytes | None
+    failure: Failure | None = None  # why this site falls out of the round
 
 
 Scores = tuple[list[float], int]  # (sum of each metric over the test records, how many)
@@ -66,7 +69,11 @@ class LocalWork:
             own = np.zeros_like(base)
         rules = self._rules(base, variate, own)
         site = replace(site, rules=rules, state=_of_task(kept))
-        trained = self._trained(site, self.layout.unflatten(base))
+        try:
+            trained = self._trained(site, self.layout.unflatten(base))
+        except QualityError:  # the findings stay at the site
+            nothing: Vector = np.zeros(self.plan.strategy.form(self.layout).size, base.dtype)
+            return Contribution(nothing, 0, None, Failure.DATA_QUALITY)
         step = self._flat(site, trained.shared) - base
         return self._contribution(site, trained, step, variate, own)
 
@@ -77,6 +84,18 @@ class LocalWork:
         shared = self.layout.unflatten(model)
         result = self._call(site, "evaluate", self.task.evaluate, site, shared)
         return _scores(site, self.task, result)
+
+    def complete(self, site: Site, model: Vector, state: bytes | None) -> Any:
+        """The complete model of one site, shared and private parts together, in the form that
+        the task gives it: for torch tasks a `consortium.torch.SiteModel`."""
+        make = getattr(self.task, "complete", None)
+        if make is None:
+            raise TaskResultError(
+                "the task makes no complete models", hint="run.tensors has the shared arrays"
+            )
+        kept = {} if state is None else load_tensors(state)
+        site = replace(site, state=_of_task(kept))
+        return self._call(site, "the task", make, site, self.layout.unflatten(model))
 
     def check(self, site: Site) -> None:
         """Whether this site's model is the one that the others have: same shared tensors,

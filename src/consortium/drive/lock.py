@@ -18,7 +18,7 @@ from consortium.core.ids import Digest
 from consortium.core.terms import Metric
 from consortium.drive.engine import begin
 from consortium.drive.study import Study
-from consortium.errors import PlanFileError, VerificationError
+from consortium.errors import ModelFileError, PlanFileError, VerificationError
 from consortium.model import Layout, digest_of, load_model, save_model
 
 LOCK, MODEL = "plan.lock", "model-0.safetensors"
@@ -105,13 +105,14 @@ def read_lock(folder: Path) -> tuple[Lock, bytes]:
         ) from None
     try:
         lock = _parsed(values)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, ModelFileError):
         raise VerificationError(
             f"{folder / LOCK} is not a lock", hint="consortium lock PLAN"
         ) from None
-    if digest_of(model) != lock.model:
-        raise VerificationError(f"{folder / MODEL} is not the model that the lock names")
-    load_model(lock.layout, model)
+    if digest_of(model) != lock.model or not _has_layout(lock.layout, model):
+        raise VerificationError(
+            f"{folder / MODEL} is not the model that the lock names", hint="consortium lock PLAN"
+        )
     return lock, model
 
 
@@ -123,6 +124,7 @@ def check_lock(folder: Path, study: Study) -> None:
         ("the plan", held.plan, now.plan),
         ("the task", held.task, now.task),
         ("the first model", held.model, now.model),
+        ("the lock itself", held, now),  # what the task's hash covers, spelt out
     ):
         if ours != theirs:
             raise VerificationError(
@@ -134,7 +136,8 @@ def _parsed(values: dict[str, object]) -> Lock:
     if values["version"] != _VERSION:
         raise ValueError("a lock of another version")
     task, model = values["task"], values["model"]
-    assert isinstance(task, dict) and isinstance(model, dict)
+    if not (isinstance(task, dict) and isinstance(model, dict) and type(model["seed"]) is int):
+        raise TypeError("not the tables of a lock")
     layout = "".join(f"{line}\n" for line in model["layout"]).encode()
     return Lock(
         plan=_digest(values["plan"]),
@@ -147,8 +150,16 @@ def _parsed(values: dict[str, object]) -> Lock:
         layout=Layout.from_canonical(layout),
         pinned=_digest(task["frozen"]) if task["frozen"] else None,
         model=_digest(model["sha256"]),
-        seed=int(model["seed"]),
+        seed=model["seed"],
     )
+
+
+def _has_layout(layout: Layout, model: bytes) -> bool:
+    try:
+        load_model(layout, model)
+    except ModelFileError:
+        return False
+    return True
 
 
 def _digest(text: object) -> Digest:

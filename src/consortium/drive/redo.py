@@ -7,7 +7,7 @@ from consortium.core import duties as d
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.federation import owed
-from consortium.core.ids import Digest
+from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation
 from consortium.drive.clock import ManualClock
 from consortium.drive.hands import CoordinatorHands
@@ -24,6 +24,8 @@ class Redo:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._hands: CoordinatorHands | None = None
+        # What the screen of the open round finds, and the log has not said yet.
+        self._strange: dict[Seat, f.Fault] | None = None
 
     def complaint(self, state: Federation, fact: f.Fact) -> str | None:
         """What is wrong with the work that `fact` reports; None when it is right."""
@@ -35,6 +37,10 @@ class Redo:
                     self._present_hands().model(fact.model)
                 case f.UpdateAccepted() | f.UpdateRejected():
                     return self._check(state, fact)
+                case f.UpdateExcluded() if fact.fault in f.ANOMALIES:
+                    return self._exclude(state, fact)
+                case f.UpdatesScreened():
+                    return self._screened(state)
                 case f.Aggregated():
                     return self._sum(state, fact)
                 case f.Judged():
@@ -82,12 +88,32 @@ class Redo:
         outcome = judge(state.terms, duty).outcome
         return None if outcome is fact.outcome else f"the gate says {outcome.name}"
 
+    def _screen(self, state: Federation) -> dict[Seat, f.Fault]:
+        """What stands out, found before the first exclusion takes a member away."""
+        if self._strange is None:
+            (duty,) = owed(state)
+            assert isinstance(duty, d.Screen)
+            result = self._present_hands().perform(duty, state)
+            assert isinstance(result, i.Screened)
+            self._strange = dict(result.excluded)
+        return self._strange
+
+    def _exclude(self, state: Federation, fact: f.UpdateExcluded) -> str | None:
+        found = self._screen(state).pop(fact.seat, None)
+        return None if found is fact.fault else "the update does not stand out in that way"
+
+    def _screened(self, state: Federation) -> str | None:
+        left, self._strange = self._screen(state), None
+        return None if not left else "an update that stands out was not excluded"
+
     def _sum(self, state: Federation, fact: f.Aggregated) -> str | None:
         (duty,) = owed(state)
         assert isinstance(duty, d.Aggregate)
         result = self._present_hands().perform(duty, state)
         if not isinstance(result, i.Summed) or result.model != fact.model:
             return "the members' updates give another model"
+        if result.server_state != fact.server_state:
+            return "the members' updates give another state of the server"
         return None
 
 

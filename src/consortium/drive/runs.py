@@ -54,7 +54,7 @@ def read_run(folder: Path) -> PastRun:
             f"{folder} is not the folder of a run: {type(error).__name__}",
             hint="runs lie in runs/ below where `consortium simulate` was started",
         ) from None
-    return PastRun(folder.name, plan, summary, rounds)
+    return PastRun(folder.resolve().name, plan, summary, rounds)
 
 
 def metrics_of(runs: list[PastRun]) -> list[str]:

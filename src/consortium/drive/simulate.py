@@ -10,6 +10,7 @@ nobody can be excluded for standing out among the round's norms, because only su
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +26,28 @@ from consortium.drive.cohort import Cohort, Drops, OnWork
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver
-from consortium.drive.engine import Engine, LoopEngine, SimulatedSite, begin
+from consortium.drive.engine import Engine, LoopEngine, SimulatedSite, begin, simulated_site
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.history import History, RoundRecord, worst_of
 from consortium.drive.local import LocalWork, refuse_unfollowed
 from consortium.drive.rng import seed_bytes
 from consortium.drive.states import FileStates, MemoryStates, SiteStates
 from consortium.drive.workers import WorkerEngine, can_fork, default_workers
-from consortium.errors import ImpossiblePlanError, InsufficientParticipantsError, WrongPhaseError
+from consortium.errors import (
+    ImpossiblePlanError,
+    InsufficientParticipantsError,
+    QualityError,
+    UsageError,
+    WrongPhaseError,
+)
 from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
 from consortium.tasks import Task
+
+_EVER = 1 << 62  # later than any round
+_CHECKED_SITES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,15 @@ class Run:
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """The final shared tensors."""
         return self.layout.unflatten(self.model)
+
+    def at(self, name: str) -> Any:
+        """The complete model as one site would use it: to predict, to save, to export."""
+        for seat, site in enumerate(self.sites, start=1):
+            if site.name == name:
+                here = simulated_site(site, seat, self.plan, self.seed, 0, "predict")
+                state = self.states.before(Seat(seat), _EVER)
+                return self.local.complete(here, self.model, state)
+        raise UsageError(f"there is no site `{name}`")
 
 
 def simulate(
@@ -129,6 +148,7 @@ class _Simulation:
         self._terms = plan.terms(task.metrics)
         local, self._start = begin(task, plan, sites, seed)
         self._local, self._layout = local, local.layout
+        self._check_sites(local)
         self._clock = ManualClock()
         self._history = History(lambda seat: sites[seat - 1].name)
         self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
@@ -148,6 +168,14 @@ class _Simulation:
             options.drops,
             options.on_work,
         )
+
+    def _check_sites(self, local: LocalWork) -> None:
+        """Say before the first round which site's model is not like the others'. Of a
+        thousand sites only the first are asked: the others are, when they train."""
+        for seat, site in enumerate(self._sites[:_CHECKED_SITES], start=1):
+            here = simulated_site(site, seat, self._plan, self._seed, 0, "start")
+            with suppress(QualityError):  # such a site sits the rounds out, and says so
+                local.check(here)
 
     def close(self) -> None:
         self._cohort.close()

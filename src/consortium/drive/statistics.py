@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from consortium.core.codec import decode
-from consortium.core.facts import CohortTrained
+from consortium.core.facts import CohortTrained, UpdateAccepted
 from consortium.data.statistics import MOMENTS, Statistics, local_moments
 from consortium.data.table import Doubles
 from consortium.drive.engine import SimulatedSite
@@ -34,14 +34,14 @@ def statistics_task(
     a value is missing; `centre` a public typical value for each, for precision."""
     shape = (len(columns),)
 
-    def start(rng: np.random.Generator) -> dict[str, Any]:
+    def start(_: np.random.Generator) -> dict[str, Any]:
         return {name: np.zeros(shape, np.float64) for name in MOMENTS}
 
-    def evaluate(site: Site, shared: Mapping[str, Any]) -> tuple[dict[str, float], int]:
+    def evaluate(_: Site, __: Mapping[str, Any]) -> tuple[dict[str, float], int]:
         return {"loss": 0.0}, 1  # there is nothing to judge: the plan evaluates nothing
 
     @numpy_task(start=start, evaluate=evaluate)
-    def statistics(site: Site, shared: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    def statistics(site: Site, _: dict[str, Any]) -> tuple[dict[str, Any], int]:
         values = np.asarray(features(site))
         return dict(local_moments(values, centre)), len(values)
 
@@ -65,7 +65,8 @@ def statistics_plan(quorum: int = MIN_COHORT, name: str = "statistics") -> Plan:
 def statistics_of(run: Run, columns: Sequence[str], centre: Doubles | None = None) -> Statistics:
     """What a finished statistics study found."""
     facts = [decode(record) for record in run.records]
-    records = sum(fact.weight for fact in facts if isinstance(fact, CohortTrained))
+    trained = [fact for fact in facts if isinstance(fact, CohortTrained | UpdateAccepted)]
+    records = sum(fact.weight for fact in trained if fact.weight is not None)
     return Statistics.of(columns, run.tensors, max(1, round(records)), centre)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium import errors
+from consortium.core.facts import Failure
 from consortium.core.ids import Seat
 from consortium.drive.engine import LoopEngine, SimulatedSite, Training, Trial
 from consortium.drive.local import SEE_MORE, Contribution, Scores
@@ -34,6 +35,7 @@ from consortium.errors import ConsortiumError, InternalError
 from consortium.model import Vector
 
 _AHEAD = 2  # jobs a worker: one that it does, one that waits for it
+_AHEAD_BYTES = 32_768  # of such a waiting job: what a socket takes although nobody reads it
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -76,7 +78,9 @@ class WorkerEngine:
             self._models[1] = work.variate
         order = {"do": "train", "round": work.round, "variate": work.variate is not None}
         for reply, row, state in self._ask(seats, order, work.states):
-            yield Contribution(row, int(reply["records"]), state if reply["kept"] else None)
+            failure = Failure(reply["failure"]) if reply["failure"] else None
+            kept = state if reply["kept"] else None
+            yield Contribution(row, int(reply["records"]), kept, failure)
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         self._models[0] = work.model
@@ -105,13 +109,18 @@ class WorkerEngine:
                     self._hand_out(waiting, running, load, order, states)
                     self._take_in(running, load, ready)
                 reply, slot, state = ready.pop(place)
+                if "error" in reply:  # in the order of the seats, as the loop meets it
+                    raise _revived(reply)
                 row = self._rows[slot].copy()
                 self._free.append(slot)
                 yield reply, row, state
-        finally:
-            for _, slot, _ in ready.values():
-                self._free.append(slot)
+        except GeneratorExit:  # nobody wants the rest; the workers go on to the next question
+            self._free.extend(slot for _, slot, _ in ready.values())
             self._drain(running, load)
+            raise
+        except BaseException:
+            self.close()  # nobody will ask again: do not wait for what the others are doing
+            raise
 
     def _hand_out(
         self,
@@ -125,12 +134,18 @@ class WorkerEngine:
             number = min(load, key=lambda known: load[known])
             if load[number] >= _AHEAD:
                 return
-            place, seat = waiting.popleft()
-            slot = self._free.popleft()
+            place, seat = waiting[0]
             state = states(seat)
+            if load[number] and len(state or b"") > _AHEAD_BYTES:
+                return  # it would wait for us to take its result, and we for it to take this
+            waiting.popleft()
+            slot = self._free.popleft()
             job = {**order, "place": place, "seat": int(seat), "slot": slot}
             job["has_state"] = state is not None
-            self._workers[number].pipe.send_bytes(_packed(job, state or b""))
+            try:
+                self._workers[number].pipe.send_bytes(_packed(job, state or b""))
+            except OSError:
+                raise _death() from None
             running[place] = number, slot
             load[number] += 1
 
@@ -147,15 +162,10 @@ class WorkerEngine:
             try:
                 reply, state = _unpacked(pipe.recv_bytes())
             except (EOFError, OSError):
-                raise InternalError(
-                    "a worker process died", hint="--workers 0 shows where, in this process"
-                ) from None
+                raise _death() from None
             place = int(reply["place"])
             _, slot = running.pop(place)
             load[pipes[pipe]] -= 1
-            if "error" in reply:
-                self._free.append(slot)
-                raise _revived(reply)
             ready[place] = reply, slot, state
 
     def _drain(self, running: dict[int, tuple[int, int]], load: dict[int, int]) -> None:
@@ -214,7 +224,9 @@ class WorkerEngine:
         variate = self._models[1].copy() if job["variate"] else None
         result = self._loop.train_one(seat, number, model, variate, state)
         self._rows[job["slot"]] = result.row
-        return {"records": result.records, "kept": result.state is not None}, result.state or b""
+        told = {"records": result.records, "kept": result.state is not None}
+        told["failure"] = 0 if result.failure is None else int(result.failure)
+        return told, result.state or b""
 
 
 def _shared(shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -231,6 +243,10 @@ def _packed(message: dict[str, Any], more: bytes) -> bytes:
 def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
     text, _, more = data.partition(b"\0")
     return json.loads(text), more
+
+
+def _death() -> InternalError:
+    return InternalError("a worker process died", hint="--workers 0 shows where, in this process")
 
 
 def _revived(reply: dict[str, Any]) -> ConsortiumError:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from consortium.plan.strategy import StrategySection
     from consortium.plan.values import Plan
 
+_MOST_UPDATES = 10_000  # that are looked at, when a share of nearly one half is hostile
+
 
 def strategy_problems(plan: Plan) -> list[Problem]:
     """Everything in [strategy] and [personal] that cannot be kept."""
@@ -18,7 +20,7 @@ def strategy_problems(plan: Plan) -> list[Problem]:
         *_contradictions(plan.strategy),
         *_idle(plan.strategy),
         *_rows(plan.strategy),
-        *_robust(plan.strategy, plan.federation.quorum),
+        *_robust(plan.strategy, plan.federation.quorum, plan.selection.target),
         *_local(plan),
         *_personal(plan),
     ]
@@ -99,7 +101,7 @@ def _rows(strategy: StrategySection) -> list[Problem]:
     return found
 
 
-def _robust(strategy: StrategySection, quorum: int) -> list[Problem]:
+def _robust(strategy: StrategySection, quorum: int, target: int | None) -> list[Problem]:
     if not strategy.is_robust:
         return []
     found = []
@@ -112,29 +114,39 @@ def _robust(strategy: StrategySection, quorum: int) -> list[Problem]:
                 'weight = "uniform", or leave it out',
             )
         )
-    hostile = math.ceil(strategy.hostile * quorum - 1e-9)
-    needed = {"krum": 2 * hostile + 3, "multi_krum": 2 * hostile + 3}.get(
-        strategy.rule, 2 * hostile + 1
-    )
-    if quorum < needed:
+    most = _MOST_UPDATES if target is None else max(quorum, target)
+    short = [number for number in _too_few(strategy) if quorum <= number <= most]
+    if short:
+        updates = short[0]
         found.append(
             _problem(
                 "rule",
-                f'rule = "{strategy.rule}" against {hostile} hostile of {quorum} needs '
-                f"{needed} updates",
-                f"quorum = {_enough(strategy)}, or a smaller share of hostile sites",
+                f'rule = "{strategy.rule}" against {_hostile(strategy, updates)} hostile of '
+                f"{updates} needs {_needed(strategy, updates)} updates",
+                f"quorum = {short[-1] + 1}, or a smaller share of hostile sites",
             )
         )
     return found
 
 
-def _enough(strategy: StrategySection) -> int:
-    """The least quorum with which the rule can work."""
-    more = 3 if strategy.rule in ("krum", "multi_krum") else 1
-    quorum = 1
-    while quorum < 2 * math.ceil(strategy.hostile * quorum - 1e-9) + more and quorum < 10_000:
-        quorum += 1
-    return quorum
+def _too_few(strategy: StrategySection) -> list[int]:
+    """The numbers of updates that the rule cannot work with. The number of hostile ones is
+    rounded up, so a few more updates than enough can be too few again."""
+    spare = 1 - 2 * strategy.hostile
+    most = min(math.ceil((_more(strategy) + 2) / spare), _MOST_UPDATES)
+    return [number for number in range(1, most + 1) if number < _needed(strategy, number)]
+
+
+def _needed(strategy: StrategySection, updates: int) -> int:
+    return 2 * _hostile(strategy, updates) + _more(strategy)
+
+
+def _hostile(strategy: StrategySection, updates: int) -> int:
+    return math.ceil(strategy.hostile * updates - 1e-9)
+
+
+def _more(strategy: StrategySection) -> int:
+    return 3 if strategy.rule in ("krum", "multi_krum") else 1
 
 
 def _local(plan: Plan) -> list[Problem]:

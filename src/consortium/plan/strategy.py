@@ -44,7 +44,7 @@ PRESETS = {
     "fednova": Preset(normalise=True),  # Wang et al. 2020
 }
 # A step of one is the mean itself; adaptive servers scale each coordinate to about `server_lr`.
-_SERVER_LR = {"sgd": 1.0, "momentum": 1.0, "adam": 0.1, "yogi": 0.1, "adagrad": 0.1}
+_SERVER_LR = {"sgd": 1.0, "momentum": 1.0, "adam": 0.01, "yogi": 0.01, "adagrad": 0.1}
 
 
 class StrategySection(Section):
@@ -100,7 +100,10 @@ class StrategySection(Section):
     )
     server: ServerName | None = Field(default=None, description="the server's optimiser")
     server_lr: float | None = Field(
-        default=None, gt=0, le=10, description="step of the server; unset: 1, adaptive servers 0.1"
+        default=None,
+        gt=0,
+        le=10,
+        description="step of the server; unset: 1, adagrad 0.1, adam and yogi 0.01",
     )
     beta1: float = Field(default=0.9, ge=0, lt=1, description="of the server's momentum")
     beta2: float = Field(default=0.99, ge=0, lt=1, description="of the server's second moment")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -105,11 +104,11 @@ def _revoked_counts(patches: Patches) -> None:
 
 
 def _counted_twice(patches: Patches) -> None:
-    def updates(original: Original, self: Any, duty: Any) -> Iterator[Any]:
-        for number, (rank, step, weight) in enumerate(original(self, duty)):
-            yield rank, step if number else 2 * step, weight
+    def rows(original: Original, *arguments: Any) -> list[Any]:
+        first, *rest = original(*arguments)
+        return [replace(first, values=2 * first.values), *rest]
 
-    patches.attribute(hands.CoordinatorHands, "_updates", updates)
+    patches.attribute(hands, "open_rows", rows)
 
 
 def _anybody_evaluates(patches: Patches) -> None:

@@ -186,9 +186,10 @@ def _check_finite(values: Tensor, what: str) -> None:
         return
     bad = ~torch.isfinite(values)
     wide = bad.reshape(len(bad), -1) if bad.ndim < 2 else bad.flatten(0, -2)  # (rows, columns)
-    where = int(wide.any(0).sum())
+    columns = int(wide.any(0).sum())
     raise SiteDataError(
-        f"{what} has {int(bad.sum())} values that are not finite, in {where} columns",
+        f"{what}: {int(bad.sum())} of {bad.numel()} values are not finite, "
+        f"in {columns} of {wide.shape[1]} columns",
         hint="fill or drop missing values before training",
     )
 

@@ -92,7 +92,8 @@ class _SteeredDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 def _is_default(generator: Any) -> bool:
     """Whether a draw uses torch's own generator. Operations get a new wrapper around it, so
     compare what is wrapped."""
-    return generator is None or generator._cdata == torch.default_generator._cdata
+    own: Any = torch.default_generator
+    return generator is None or generator._cdata == own._cdata
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[object, ...]:

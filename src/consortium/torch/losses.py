@@ -100,12 +100,13 @@ def outputs_of(model: nn.Module, inputs: Any, dtype: torch.dtype) -> Tensor:
 
 def scalar(value: object) -> Tensor:
     """A loss, which must be one number."""
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
         raise TaskResultError(
-            f"the loss is not one number but has {got}"
-            if isinstance(value, Tensor)
-            else f"the loss is a {got}, not a tensor",
+            f"the loss is a {type(value).__name__}, not a tensor", hint="return what torch gives"
+        )
+    if value.numel() != 1:
+        raise TaskResultError(
+            f"the loss is not one number but has shape {list(value.shape)}",
             hint='make it a mean over the batch: reduction="mean"',
         )
     return value.reshape(())

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consortium.errors import ModelFileError, UsageError
+from consortium.errors import MissingExtraError, ModelFileError
 from consortium.store.files import write_durably
 from consortium.torch.reproducible import reproducibly
 
@@ -38,7 +38,7 @@ def export(module: nn.Module, example: Tensor, path: Path) -> None:
         import onnxruntime  # type: ignore[import-untyped]  # it has no types
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(
+        raise MissingExtraError(
             f"export to ONNX needs {error.name}", hint="pip install 'consortium[onnx]'"
         ) from None
     # Torch takes a size of one for a constant: two records make the number a variable.
@@ -59,15 +59,21 @@ def _exported(module: nn.Module, rows: Tensor) -> bytes:
     # because torch warns about those of an LSTM.
     copy = deepcopy(module).eval().requires_grad_(False)
     with reproducibly(0), _quietly():
-        program = torch.onnx.export(
-            copy,
-            (rows,),
-            dynamo=True,
-            input_names=[INPUTS],
-            output_names=[OUTPUTS],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
-        )
+        try:
+            program = torch.onnx.export(
+                copy,
+                (rows,),
+                dynamo=True,
+                input_names=[INPUTS],
+                output_names=[OUTPUTS],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ModelFileError(
+                f"torch cannot export this model: {type(error).__name__}",
+                hint="its forward must be traceable: see torch.export",
+            ) from error
     assert program is not None  # it is None for the old exporter only
     return bytes(program.model_proto.SerializeToString())
 

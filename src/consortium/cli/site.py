@@ -1,0 +1,39 @@
+"""`consortium site …`: what a site's own people do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from consortium.cli.report import command, data, envelope
+
+app = typer.Typer(help="What a site's own people do.", no_args_is_help=True)
+
+
+@app.callback()
+def site() -> None:
+    """What a site's own people do."""
+
+
+@app.command("check")
+@command
+def check(
+    file: Annotated[Path, typer.Argument(help="The site's records, a CSV file.")],
+    label: Annotated[str, typer.Option(help="The column that is to be predicted.")],
+    min_records: Annotated[int, typer.Option(min=1, help="Records that there must be.")] = 8,
+    max_missing: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of a column that may be missing.")
+    ] = 0.2,
+) -> None:
+    """Look at a site's data before anybody trains on it. The findings stay here."""
+    from consortium.data.quality import Quality, check_quality
+    from consortium.data.read import read_table
+
+    rules = Quality(min_records=min_records, max_missing=max_missing)
+    report = check_quality(read_table(file, label=label, missing="keep"), rules=rules)
+    for line in report.lines():
+        data(line)
+    report.demand()
+    envelope("site check", {"passed": report.passed, "code": report.code.value})
