@@ -20,6 +20,8 @@ from consortium.core.facts import Fault
 MIN_MEMBERS = 5
 # Times the median of the round. Honest steps of uneven hospitals differ by less than three.
 NORM_FACTOR = 4.0
+# Times the median distance of the round, and farther than one whole step: where sites agree
+# closely, an honest one that agrees a little less would be far from all others.
 DISTANCE_FACTOR = 3.0
 # Robust deviations below the round's median, for the cosine with the others.
 DIRECTION_DEVIATIONS = 4.0
@@ -34,7 +36,7 @@ class Shape:
 
     norms: _Matrix
     cosines: _Matrix  # median cosine with the others
-    distances: _Matrix  # median distance to the others
+    distances: _Matrix  # median distance to the others, apart from the difference in norm
 
 
 def screen(rows: Sequence[Source], size: int) -> dict[int, Fault]:
@@ -55,7 +57,8 @@ def shape_of(gram: _Matrix) -> Shape:
     norms = np.sqrt(squares)
     scale = np.where(norms > 0, norms, 1.0)
     cosines = gram / np.outer(scale, scale)
-    distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
+    # |x - y|^2 = (|x| - |y|)^2 + 2 (|x| |y| - xy): how long a step is, the norms show already.
+    distances = np.sqrt(np.maximum(2 * (np.outer(norms, norms) - gram), 0.0))
     is_other = ~np.eye(len(gram), dtype=bool)
     count = len(gram)
     return Shape(
@@ -68,9 +71,11 @@ def shape_of(gram: _Matrix) -> Shape:
 def _findings(shape: Shape) -> list[tuple[Fault, npt.NDArray[np.bool_]]]:
     middle = np.median(shape.cosines)
     spread = _MAD_TO_SIGMA * np.median(np.abs(shape.cosines - middle))
+    typical = np.median(shape.norms)
+    farthest = max(DISTANCE_FACTOR * np.median(shape.distances), typical)
     lowest = middle - DIRECTION_DEVIATIONS * max(float(spread), 0.02)
     return [
-        (Fault.NORM, shape.norms > NORM_FACTOR * np.median(shape.norms)),
+        (Fault.NORM, shape.norms > NORM_FACTOR * typical),
         (Fault.DIRECTION, (shape.cosines < lowest) & (shape.cosines < 0)),
-        (Fault.DISTANCE, shape.distances > DISTANCE_FACTOR * np.median(shape.distances)),
+        (Fault.DISTANCE, shape.distances > farthest),
     ]

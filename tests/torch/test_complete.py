@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from consortium.errors import ModelFileError, MissingExtraError
+from consortium.errors import MissingExtraError, ModelFileError
 from consortium.plan.values import PersonalSection
 from consortium.tasks import Site
 from consortium.torch import HospitalNet, RemainingLife, SiteModel, load_complete, task

@@ -18,23 +18,29 @@ _RECORDS = {"north": 160, "east": 120, "south": 90, "west": 60}
 @command
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the study.")],
+    torch: Annotated[
+        bool, typer.Option("--torch", help="A network in torch instead of plain NumPy.")
+    ] = False,
 ) -> None:
     """Write a small working study: a task, a plan, and made-up data of four sites."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PlanFileError(f"{folder} exists and is not empty", hint="choose a new folder")
-    written = write_study(folder, _made_up(), {})
+    written = write_study(folder, _made_up(), {}, kind="torch" if torch else "numpy")
     say("The records in data/ are made up. Put your own files there: one file, one site.")
     data(f"cd {shlex.quote(str(folder))} && consortium simulate consortium.toml")
     envelope("init", {"folder": str(folder), "files": written})
 
 
-def write_study(folder: Path, tables: dict[str, Any], changes: dict[str, str]) -> list[str]:
+def write_study(
+    folder: Path, tables: dict[str, Any], changes: dict[str, str], kind: str = "numpy"
+) -> list[str]:
     """Write task, plan and one CSV file a site; `changes` are made to the templates."""
     study = files("consortium.cli") / "study"
+    templates = {"task.py": study / kind / "task.py", "consortium.toml": study / "consortium.toml"}
     try:
         (folder / "data").mkdir(parents=True)
-        for name in ("task.py", "consortium.toml"):
-            text = (study / name).read_text()
+        for name, template in templates.items():
+            text = template.read_text()
             for old, new in changes.items():
                 text = text.replace(old, new)
             (folder / name).write_text(text)

@@ -17,6 +17,7 @@ import tomli_w
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
 from consortium.drive.engine import begin
+from consortium.drive.local import refuse_unfollowed
 from consortium.drive.study import Study
 from consortium.errors import ModelFileError, PlanFileError, VerificationError
 from consortium.model import Layout, digest_of, load_model, save_model
@@ -65,7 +66,9 @@ class Lock:
 
 
 def make_lock(study: Study, seed: int) -> tuple[Lock, bytes]:
-    """The lock of a study and the bytes of its first model."""
+    """The lock of a study and the bytes of its first model. Refuses what could not run."""
+    study.plan.terms(study.task.metrics)
+    refuse_unfollowed(study.task, study.plan)
     local, vector = begin(study.task, study.plan, study.sites, seed)
     model = save_model(local.layout, vector)
     lock = Lock(

@@ -37,6 +37,8 @@ class Redo:
                     self._present_hands().model(fact.model)
                 case f.UpdateAccepted() | f.UpdateRejected():
                     return self._check(state, fact)
+                case f.RoundClosed():
+                    self._strange = None  # also of a round that its screen left without a quorum
                 case f.UpdateExcluded() if fact.fault in f.ANOMALIES:
                     return self._exclude(state, fact)
                 case f.UpdatesScreened():

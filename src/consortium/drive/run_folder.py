@@ -77,6 +77,7 @@ def summary(run: Run) -> dict[str, object]:
     """The run in a few numbers."""
     rounds = run.history.rounds
     measured = [record for record in rounds if record.metrics]
+    accepted = [record for record in measured if record.outcome == "accepted"]
     return {
         "name": run.plan.federation.name,
         "seed": run.seed,
@@ -87,7 +88,7 @@ def summary(run: Run) -> dict[str, object]:
         "model_version": run.state.current,
         "plan": run.plan.digest.hex(),
         "metrics": _of_the_model(measured[-1]) if measured else {},
-        "worst": measured[-1].worst if measured else {},
+        "worst": accepted[-1].worst if accepted else {},
     }
 
 

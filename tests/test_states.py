@@ -1,0 +1,272 @@
+"""What sites keep between rounds: one suite for every store, and what training makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consortium.core.ids import Seat
+from consortium.drive.directory import DataDirectory
+from consortium.drive.simulate import Options, Run, simulate
+from consortium.drive.states import FileStates, MemoryStates, SiteStates
+from consortium.errors import StoreFailedError
+from consortium.plan import parse_plan
+from consortium.tasks import NumpyTask, Site, Trained
+from consortium.tensors import load_tensors, save_tensors
+from tests.studies import TASK, sites
+
+ONE, TWO = Seat(1), Seat(2)
+EVER = 1 << 62
+
+
+@pytest.fixture(params=["memory", "files"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SiteStates]:
+    """A new, empty store each time."""
+    made = 0
+
+    def new() -> SiteStates:
+        nonlocal made
+        made += 1
+        return MemoryStates() if request.param == "memory" else FileStates(tmp_path / str(made))
+
+    return new
+
+
+@pytest.fixture
+def states(make: Callable[[], SiteStates]) -> SiteStates:
+    return make()
+
+
+# ---- conformance ---------------------------------------------------------------------------
+
+
+def test_before_the_first_round_there_is_nothing(states: SiteStates) -> None:
+    assert states.before(ONE, 1) is None
+    assert states.before(ONE, EVER) is None
+
+
+def test_a_state_counts_from_the_next_round_on(states: SiteStates) -> None:
+    states.keep(ONE, 3, b"three")
+    assert [states.before(ONE, number) for number in (1, 3, 4, 5, EVER)] == [
+        None,
+        None,
+        b"three",
+        b"three",
+        b"three",
+    ]
+
+
+def test_training_again_in_the_same_round_starts_from_the_same_state(states: SiteStates) -> None:
+    states.keep(ONE, 1, b"one")
+    states.keep(ONE, 4, b"four")
+    assert states.before(ONE, 4) == b"one"
+    states.keep(ONE, 4, b"four again")
+    assert states.before(ONE, 4) == b"one"
+    assert states.before(ONE, 5) == b"four again"
+
+
+def test_only_the_last_two_rounds_are_kept(states: SiteStates) -> None:
+    for number in (1, 2, 5, 9):
+        states.keep(ONE, number, str(number).encode())
+    assert [states.before(ONE, number) for number in (2, 3, 5, 6, 9, 10)] == [
+        None,
+        None,
+        None,
+        b"5",
+        b"5",
+        b"9",
+    ]
+
+
+def test_rounds_are_numbers_and_not_text(states: SiteStates) -> None:
+    for number in (9, 10, 100):
+        states.keep(ONE, number, str(number).encode())
+    assert states.before(ONE, 100) == b"10"
+    assert states.before(ONE, 101) == b"100"
+
+
+def test_sites_do_not_see_each_other(states: SiteStates) -> None:
+    states.keep(ONE, 1, b"mine")
+    assert states.before(TWO, 2) is None
+    states.keep(TWO, 1, b"theirs")
+    for number in (2, 3, 4):
+        states.keep(TWO, number, b"more")
+    assert states.before(ONE, 2) == b"mine"
+
+
+@pytest.mark.parametrize("state", [b"", b"\0", os.urandom(100_000)])
+def test_any_bytes_come_back(states: SiteStates, state: bytes) -> None:
+    states.keep(ONE, 1, state)
+    assert states.before(ONE, 2) == state
+
+
+Step = tuple[int, int, bytes]  # seat, rounds since its last one, state
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), st.binary(max_size=4)), max_size=20)
+)
+def test_all_stores_answer_alike(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+) -> None:
+    """Against a list of all that was ever kept: rounds only go forward, or are done again."""
+    stores: list[SiteStates] = [MemoryStates(), FileStates(tmp_path_factory.mktemp("states"))]
+    kept: dict[int, dict[int, bytes]] = {1: {}, 2: {}, 3: {}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)  # no power is cut here, and it takes time
+        for seat, later, state in steps:
+            number = max(kept[seat], default=1) + later
+            before = [held for held in kept[seat] if held < number]
+            expected = kept[seat][max(before)] if before else None
+            for store in stores:
+                assert store.before(Seat(seat), number) == expected
+                store.keep(Seat(seat), number, state)
+            kept[seat][number] = state
+
+
+# ---- files ---------------------------------------------------------------------------------
+
+
+def test_files_outlive_the_process(tmp_path: Path) -> None:
+    FileStates(tmp_path).keep(ONE, 1, b"one")
+    assert FileStates(tmp_path).before(ONE, 2) == b"one"
+
+
+def test_there_are_two_files_a_site_and_no_more(tmp_path: Path) -> None:
+    states = FileStates(tmp_path / "deep" / "sites")
+    for number in range(1, 6):
+        states.keep(ONE, number, b"x")
+        states.keep(TWO, number, b"y")
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert names == {
+        f"deep/sites/{seat}/{number}.safetensors" for seat in (1, 2) for number in (4, 5)
+    }
+
+
+def test_what_a_crash_left_is_not_taken_for_a_state(tmp_path: Path) -> None:
+    states = FileStates(tmp_path)
+    states.keep(ONE, 1, b"one")
+    (tmp_path / "1" / "2.safetensors.4711.new").write_bytes(b"half a st")
+    (tmp_path / "1" / "notes.safetensors").write_bytes(b"not ours")
+    assert states.before(ONE, EVER) == b"one"
+
+
+def test_a_crash_while_writing_leaves_the_old_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = FileStates(tmp_path)
+    states.keep(ONE, 1, b"one")
+    states.keep(ONE, 2, b"two")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreFailedError, match="No space left"):
+            states.keep(ONE, 3, b"three")
+    assert states.before(ONE, EVER) == b"two"
+    assert states.before(ONE, 2) == b"one"
+
+
+# ---- what training makes of it -------------------------------------------------------------
+
+
+def count_rounds(site: Site, shared: dict[str, Any]) -> Trained:
+    held = {} if site.state is None else dict(site.state)
+    shared, records = TASK.train(site, shared)  # type: ignore[misc]
+    rounds = np.append(held.get("rounds", np.zeros(0, np.int64)), site.round)
+    return Trained(shared, records, state={"rounds": rounds})
+
+
+COUNTING: NumpyTask = replace(TASK, train=count_rounds)
+
+
+def rounds_of(run: Run, seat: int) -> list[int]:
+    held = run.states.before(Seat(seat), EVER)
+    return [] if held is None else [int(n) for n in load_tensors(held)["task/rounds"]]
+
+
+def test_a_site_keeps_what_it_kept_when_it_last_took_part() -> None:
+    plan = parse_plan("[federation]\nrounds = 5\nquorum = 2\n[selection]\nfraction = 1.0\n")
+    away = {(2, "site-0"), (3, "site-0"), (5, "site-1")}
+    options = Options(drops=lambda number, site: (number, site) in away)
+    for record in (False, True):
+        run = simulate(COUNTING, plan, sites(3), seed=1, options=replace(options, record=record))
+        assert [rounds_of(run, seat) for seat in (1, 2, 3)] == [
+            [1, 4, 5],
+            [1, 2, 3, 4],
+            [1, 2, 3, 4, 5],
+        ]
+
+
+def test_a_site_that_falls_out_keeps_nothing_new() -> None:
+    def diverge(site: Site, shared: dict[str, Any]) -> Trained:
+        trained = count_rounds(site, shared)
+        if (site.round, site.name) == (2, "site-1"):
+            trained.shared["w"][:] = np.nan  # type: ignore[index]
+        return trained
+
+    plan = parse_plan("[federation]\nrounds = 3\nquorum = 2\n[selection]\nfraction = 1.0\n")
+    run = simulate(replace(COUNTING, train=diverge), plan, sites(3), seed=1)
+    assert rounds_of(run, 2) == [1, 3]
+
+
+def test_a_round_that_is_done_again_does_not_count_twice(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(number: int, what: str, done: int, of: int) -> None:
+        seen.append(number)
+        if seen.count(2) == 3:
+            raise Stop
+
+    plan = parse_plan(
+        "[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n[evaluation]\nenabled = false\n"
+    )
+    for record in (False, True):
+        seen: list[int] = []
+        folder = tmp_path / str(record)
+        for on_work in (stop, None):
+            directory = DataDirectory(folder)
+            options = Options(record=record, directory=directory, on_work=on_work)
+            if on_work is not None:
+                with pytest.raises(Stop):
+                    simulate(COUNTING, plan, sites(3), seed=1, options=options)
+                assert any((folder / "sites").rglob("2.safetensors"))
+            else:
+                run = simulate(COUNTING, plan, sites(3), seed=1, options=options)
+                assert [rounds_of(run, seat) for seat in (1, 2, 3)] == [[1, 2, 3]] * 3
+            directory.close()
+
+
+def test_evaluation_sees_the_state_after_training() -> None:
+    def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        assert site.state is not None
+        told.append((site.round, list(site.state["rounds"])))
+        return {"loss": 1.0 / site.round, "mae": 0.0}, 5
+
+    told: list[tuple[int, list[int]]] = []
+    plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
+    simulate(replace(COUNTING, evaluate=evaluate), plan, sites(3), seed=1)
+    assert {number for number, _ in told} == {1, 2, 3}
+    assert all(rounds == list(range(1, number + 1)) for number, rounds in told)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "i8", "u1", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_a_state_may_hold_what_a_tensor_file_can(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, dtype)
+    back = load_tensors(save_tensors({"b": array, "a": array.T}))
+    assert list(back) == ["a", "b"]
+    assert (back["b"].dtype, back["b"].shape) == (array.dtype, shape)
+    np.testing.assert_array_equal(back["a"], array.T)
+    back["b"][...] = 0  # a copy: the site may change it
