@@ -167,7 +167,14 @@ def clipping(stack: Stack) -> Stack:
 
 PLAIN: dict[str, tuple[Callable[[Stack], Any], str]] = {
     "median": (lambda x: np.median(x, axis=0), "np.median"),
-    "trimmed_mean": (lambda x: np.sort(x, axis=0)[F:-F].mean(axis=0), "np.sort, then the mean"),
+    "trimmed_mean": (
+        lambda x: np.partition(x, (F, len(x) - F - 1), axis=0)[F:-F].mean(axis=0),
+        "np.partition, then the mean (as SciPy does it)",
+    ),
+    "trimmed_mean / sort": (
+        lambda x: np.sort(x, axis=0)[F:-F].mean(axis=0),
+        "np.sort, then the mean: several times faster than np.partition where there is AVX-512",
+    ),
     "krum": (lambda x: x[krum_order(x)[0]], "distances pair by pair"),
     "multi_krum": (
         lambda x: x[krum_order(x)[: SITES - F]].mean(axis=0),
@@ -181,7 +188,7 @@ PLAIN: dict[str, tuple[Callable[[Stack], Any], str]] = {
 def robust(stack: Stack) -> Iterator[Line]:
     sources = sources_of(stack)
     for name, (plain, how) in PLAIN.items():
-        rule = make_rule(name, HOSTILE)
+        rule = make_rule(name.partition(" ")[0], HOSTILE)
         off = float(np.abs(combined(rule, sources) - plain(stack)).max())  # and warm
         detail = (
             f"{SITES} x {ROBUST_SIZE // 10**6}M float32, {F} hostile; base: {how}; "

@@ -348,7 +348,6 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
         lambda values: values["model"].update(layout="F32 2 w"),
         lambda values: values["model"].update(layout=[]),
         lambda values: values["model"].update(layout=7),
-        lambda values: values["model"].update(layout=["consortium/layout/v1", "F99 2 w"]),
         lambda values: values["model"].update(seed=float("inf")),
         lambda values: values["model"].update(seed="7"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from functools import reduce
 
 import numpy as np
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consortium.aggregate import network
 from consortium.aggregate.columns import CHUNK, Source, for_columns
 from consortium.aggregate.robust import distances, gram_matrix, hostile_count, rounded
 from consortium.aggregate.rules import combined, make_rule
@@ -213,30 +213,6 @@ def test_the_order_of_sites_does_not_matter_to_column_rules(by_column, hostile, 
         np.testing.assert_allclose(one, trimmed(stack, f), rtol=EXACT, atol=1e-8)
 
 
-@pytest.mark.parametrize("n", range(1, 11))
-def test_networks_keep_the_right_numbers_of_every_column_of_zeros_and_ones(n: int) -> None:
-    """The 0-1 principle (Knuth, TAOCP 3, 5.3.4, Theorem Z): if these, then all."""
-    stack = np.array(list(itertools.product([0.0, 1.0], repeat=n)), np.float32).T
-    ordered = np.sort(stack, axis=0)
-    programs = [(network.median_program(n), ordered[(n - 1) // 2 : n // 2 + 1])]
-    programs += [(network.trimming_program(n, f), ordered[f : n - f]) for f in range((n + 1) // 2)]
-    for program, expected in programs:
-        kept = program.run(list(stack), np.empty((program.buffers, stack.shape[1]), np.float32))
-        np.testing.assert_array_equal(np.sort(np.array(kept), axis=0), expected)
-
-
-def test_a_network_without_one_of_its_steps_is_found_out() -> None:
-    """The check above can fail: every single step of a program is needed."""
-    n, f = 7, 2
-    stack = np.array(list(itertools.product([0.0, 1.0], repeat=n)), np.float32).T
-    program = network.trimming_program(n, f)
-    for left_out in range(len(program.steps)):
-        steps = program.steps[:left_out] + program.steps[left_out + 1 :]
-        broken = network.Program(n, program.buffers, steps, program.kept)
-        kept = broken.run(list(stack), np.zeros((program.buffers, stack.shape[1]), np.float32))
-        assert (np.sort(np.array(kept), axis=0) != np.sort(stack, axis=0)[f : n - f]).any()
-
-
 @given(st.integers(3, 20), st.floats(0.05, 0.45), st.integers(0, 2**32))
 def test_hostile_rows_cannot_leave_the_honest_hull(n: int, hostile: float, seed: int) -> None:
     f = hostile_count(n, hostile)
@@ -262,11 +238,14 @@ def test_a_number_that_is_none_is_not_hidden() -> None:
 
 
 def test_the_scratch_of_a_thread_does_not_grow_with_the_sites() -> None:
-    few, many = network.median_program(50), network.median_program(150)
-    assert few.buffers <= 51 and many.buffers <= 151
-    stack = normal(700, 900)
-    result = combined(make_rule("median"), sources_of(stack))
+    stack = normal(700, 9000)
+    rows, rule = sources_of(stack), make_rule("median")
+    tracemalloc.start()
+    result = combined(rule, rows, threads=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
     np.testing.assert_array_equal(result, np.median(stack.astype(np.float64), axis=0))
+    assert peak < 8 << 20  # all rows are 25 MB
 
 
 # ---- rules from distances -----------------------------------------------------------

@@ -48,6 +48,12 @@ def honest(
     return rows
 
 
+def alike(rows: Rows) -> Rows:
+    """The same directions, all of length one."""
+    unit: Rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
+
+
 def found(rows: Rows, size: int = SIZE) -> dict[int, Fault]:
     return screen([Source(at, row, 1.0) for at, row in enumerate(rows)], size)
 
@@ -94,7 +100,8 @@ def test_one_hostile_row_is_found_for_its_reason(
 def test_a_minority_of_hostile_rows_is_found_whole(seed: int, good: int, fault: Fault) -> None:
     """Up to a quarter, all of one mind: nearer to one half, medians begin to move."""
     hostile = dict.fromkeys(range(good, good + good // 3), fault)
-    assert found(planted(honest(seed, good + len(hostile), noise=0.2), hostile)) == hostile
+    rows = alike(honest(seed, good + len(hostile), noise=0.2))
+    assert found(planted(rows, hostile)) == hostile
 
 
 def test_each_hostile_row_has_its_own_reason_and_the_first_one_is_told() -> None:
@@ -146,8 +153,7 @@ def test_an_honest_site_is_not_far_from_others_because_they_agree_closely() -> N
     """A site whose step is twice as long, or that agrees a little less, among sites that give
     almost the same step."""
     for seed in range(50):
-        rows = honest(seed, 9, noise=0.01)
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        rows = alike(honest(seed, 9, noise=0.01))
         rows[3] *= 2.5
         rows[6] = aside(rows, 0.8)
         assert found(rows) == {}
@@ -181,8 +187,7 @@ def test_when_half_would_be_strange_nobody_is(seed: int) -> None:
 
 @given(seeds, st.integers(3, 10))
 def test_two_equal_camps_do_not_call_each_other_strange(seed: int, half: int) -> None:
-    rows = honest(seed, 2 * half, noise=0.2)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = alike(honest(seed, 2 * half, noise=0.2))
     rows[:half] *= -1
     assert found(rows) == {}
 
@@ -228,9 +233,7 @@ def sites_of(rows: Rows) -> list[SimulatedSite]:
 def strange(fault: Fault, members: int = 8) -> list[SimulatedSite]:
     """Seven honest sites and site-3. What is ten times as long as the others is excluded by
     the core's own rule: for the screen, it is less."""
-    rows = honest(7, members, noise=0.2)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = planted(rows, {3: fault})
+    rows = planted(alike(honest(7, members, noise=0.2)), {3: fault})
     if fault is Fault.NORM:
         rows[3] *= 6 / np.linalg.norm(rows[3])
     return sites_of(rows)

@@ -354,7 +354,7 @@ def forms_of(captured: Capture) -> list[tuple[str, Any]]:
     ]
     for record in captured.facts:
         fact = decode(record)
-        forms.append((type(fact).__name__, (len(record), _form(fact, known))))
+        forms.append((type(fact).__name__, (_size(record), _form(fact, known))))
     forms += [(name, _file_form(name, data, known)) for name, data in captured.files.items()]
     return [*forms, ("the printed text", _text_form(captured.text, known))]
 
@@ -378,7 +378,7 @@ def _field_form(name: str, value: Any, known: dict[Any, str]) -> Any:
         return _form(value, known)
     if isinstance(value, tuple):
         return (NUMBER,) * len(value)
-    return (NUMBER, len(value)) if isinstance(value, bytes) else NUMBER
+    return (NUMBER, _size(value)) if isinstance(value, bytes) else NUMBER
 
 
 def _blob_form(data: bytes, known: dict[Any, str]) -> Any:
@@ -395,7 +395,7 @@ def _blob_form(data: bytes, known: dict[Any, str]) -> Any:
         if "base" in about and spec.name not in (STEP, VARIATE):
             exact.append(data[at : at + spec.size_bytes])
         at += spec.size_bytes
-    return len(data), header, tuple(exact)
+    return _size(data), header, tuple(exact)
 
 
 def _file_form(name: str, data: bytes, known: dict[Any, str]) -> Any:
@@ -408,7 +408,11 @@ def _file_form(name: str, data: bytes, known: dict[Any, str]) -> Any:
     if name.endswith((".json", ".jsonl")):
         lines = data.splitlines() if name.endswith(".jsonl") else [data]
         return tuple(_json_form("", json.loads(line), known) for line in lines)
-    return len(data)  # the log, seen above as facts, and what is signed
+    return _size(data)  # the log, seen above as facts, and what is signed
+
+
+def _size(data: bytes) -> str:
+    return f"{len(data)} bytes"
 
 
 def _json_form(key: str, value: Any, known: dict[Any, str]) -> Any:

@@ -1,7 +1,7 @@
 """Rules that a minority of hostile sites cannot steer.
 
 They look at single rows, so they cannot run on sums, and they ignore weights: a hostile
-site may claim any weight. Two work column by column on a sorting network. Four need only
+site may claim any weight. Two sort every column. Four need only
 distances between whole rows: one pass over the columns gives the Gram matrix XXᵀ, a small
 calculation on it gives a coefficient for every row, and a second pass adds the rows up.
 """
@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium.aggregate.columns import Columns, Combine, Row, Source, cut, ranked, weighted_sum
-from consortium.aggregate.network import Program, median_program, trimming_program
 from consortium.errors import InsufficientParticipantsError, InternalError
 
 Matrix = npt.NDArray[np.float64]  # (n, n)
 Coefficients = npt.NDArray[np.float64]  # (n,)
 
 _SCRATCH_BYTES = 4 << 20  # of one thread
-_MOST_COLUMNS, _FEWEST_COLUMNS = 16_384, 256
+_MOST_COLUMNS, _FEWEST_COLUMNS = 8_192, 256
 _SMOOTHING = 1e-6  # of the typical distance: what counts as being at a point
 _TOLERANCE = 1e-9  # of itself: a coefficient that moves less has arrived, however small
 _WEISZFELD_STEPS = 200
@@ -59,7 +58,7 @@ class Median:
 
     def columns(self, sources: Sequence[Source]) -> Combine:
         rows = [member.values for member in _members(sources)]
-        return _mean_of_kept(median_program(len(rows)), rows)
+        return _mean_of_middle(rows, (len(rows) - 1) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +82,35 @@ class TrimmedMean:
                 f"and {n} came",
                 hint="let more sites join, or assume a smaller share of hostile sites",
             )
-        return _mean_of_kept(trimming_program(n, f), rows)
+        return _mean_of_middle(rows, f)
 
 
-def _mean_of_kept(program: Program, rows: Sequence[Row]) -> Combine:
+def _mean_of_middle(rows: Sequence[Row], dropped: int) -> Combine:
+    """Of every column the mean without its `dropped` smallest and largest numbers.
+
+    A chunk of columns is laid out column after column, because NumPy sorts short runs of
+    neighbouring numbers several times faster than numbers that lie apart.
+    """
     dtype = np.result_type(*(row.dtype for row in rows))
-    width = _width((program.buffers + 1) * dtype.itemsize)
+    n = len(rows)
+    width = _width(2 * n * dtype.itemsize)
 
     def combine(lo: int, hi: int) -> Columns:
         out = np.empty(hi - lo)
-        buffers = np.empty((program.buffers, min(width, hi - lo)), dtype)
+        block = np.empty((n, min(width, hi - lo)), dtype)
+        columns = np.empty((min(width, hi - lo), n), dtype)
         for start, end in cut(lo, hi, width):
-            kept = program.run([row[start:end] for row in rows], buffers[:, : end - start])
-            whole = [(row, 1.0) for row in kept]
-            out[start - lo : end - lo] = weighted_sum(whole, 0, end - start)
-        out /= len(program.kept)
+            for at, row in enumerate(rows):
+                block[at, : end - start] = row[start:end]
+            part = columns[: end - start]
+            part[...] = block[:, : end - start].T
+            part.sort(axis=1)
+            total = out[start - lo : end - lo]
+            np.copyto(total, part[:, dropped])
+            for place in range(dropped + 1, n - dropped):  # one after the other: the same bits
+                np.add(total, part[:, place], out=total)
+            total[np.isnan(part[:, n - 1])] = np.nan  # sorted to the end, and not to be hidden
+        out /= n - 2 * dropped
         # Which of -0.0 and 0.0 is the smaller depends on the machine; adding 0.0 makes them one.
         return np.add(out, 0.0, out=out)
 

@@ -45,16 +45,23 @@ def read_run(folder: Path) -> PastRun:
     """The run in a folder that `consortium simulate` made."""
     try:
         lines = (folder / "rounds.jsonl").read_text().splitlines()
-        rounds = [json.loads(line) for line in lines]
+        rounds = [_round(line) for line in lines]
         file = folder / "summary.json"
         summary = json.loads(file.read_text()) if file.exists() else {}
         plan = read_plan(folder / "plan.toml")
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise PlanFileError(
             f"{folder} is not the folder of a run: {type(error).__name__}",
             hint="runs lie in runs/ below where `consortium simulate` was started",
         ) from None
     return PastRun(folder.resolve().name, plan, summary, rounds)
+
+
+def _round(line: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(line)
+    if not {"number", "outcome", "metrics", "base_metrics"} <= set(values):
+        raise ValueError("not a round")
+    return values
 
 
 def metrics_of(runs: list[PastRun]) -> list[str]:
