@@ -99,8 +99,7 @@ def learn(turbofan: Turbofan, seed: int, rounds: int | None) -> tuple[co.Run, co
         return np.concatenate([engine.sensors for engine in site.data])
 
     columns = [f"sensor-{at}" for at in range(turbofan.train[0].sensors.shape[1])]
-    centre = turbofan.train[0].sensors[0].astype(np.float64)  # a typical value, for precision
-    scale = co.federated_statistics(raw, readings, columns, centre=centre)
+    scale = co.federated_statistics(raw, readings, columns)
     sites = [co.SimulatedSite(site.name, fleet(site.data, scale)) for site in raw]
     plan = co.parse_plan(PLAN)
     if rounds:

@@ -257,8 +257,33 @@ def test_evaluation_sees_the_state_after_training() -> None:
     told: list[tuple[int, list[int]]] = []
     plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
     simulate(replace(COUNTING, evaluate=evaluate), plan, sites(3), seed=1)
-    assert {number for number, _ in told} == {1, 2, 3}
     assert all(rounds == list(range(1, number + 1)) for number, rounds in told)
+    # Three sites try candidate and base: what a base scored with an older state is old news.
+    assert [number for number, _ in told] == [1] * 6 + [2] * 6 + [3] * 6
+
+
+def test_a_base_is_not_tried_twice_where_nothing_is_kept() -> None:
+    def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        told.append(site.round)
+        return {"loss": 1.0 / site.round, "mae": 0.0}, 5
+
+    told: list[int] = []
+    plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
+    simulate(replace(TASK, evaluate=evaluate), plan, sites(3), seed=1)
+    assert told == [1] * 6 + [2] * 3 + [3] * 3
+
+
+def test_a_task_that_keeps_nothing_new_keeps_what_it_had() -> None:
+    def train(site: Site, shared: dict[str, Any]) -> Trained:
+        seen.append((site.round, site.state is not None))
+        shared, records = TASK.train(site, shared)  # type: ignore[misc]
+        return Trained(shared, records, state={"own": np.ones(1)} if site.round == 2 else None)
+
+    plan = parse_plan("[federation]\nrounds = 4\n[selection]\nfraction = 1.0\n")
+    for record in (False, True):
+        seen: list[tuple[int, bool]] = []
+        simulate(replace(TASK, train=train), plan, sites(3), seed=1, options=Options(record=record))
+        assert set(seen) == {(1, False), (2, False), (3, True), (4, True)}
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i4", "i8", "u1", "?"])

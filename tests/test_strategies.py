@@ -430,6 +430,25 @@ def test_a_robust_rule_steps_a_server_optimiser_too() -> None:
     np.testing.assert_allclose(run.model, x, rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "weights"),
+    [
+        ("rule = 'median'", {1.0}),
+        ("", {8.0, 20.0, 50.0}),
+        ("weight = 'uniform'", {1.0}),
+        ("weight = 'capped'\nweight_cap = 20", {0.4, 1.0}),
+    ],
+)
+def test_a_site_claims_no_more_than_the_plan_lets_it(strategy: str, weights: set[float]) -> None:
+    """A robust rule counts everybody alike, so nobody need say how many records it has."""
+    run = simulate(
+        TASK, make_plan(strategy, quorum=3), make_sites(), seed=1, options=Options(record=True)
+    )
+    accepted = [fact for fact in map(decode, run.records) if isinstance(fact, f.UpdateAccepted)]
+    assert len(accepted) == 3 * ROUNDS
+    assert {fact.weight for fact in accepted} == weights
+
+
 @pytest.mark.parametrize("rule", ["krum", "multi_krum", "trimmed_mean"])
 @pytest.mark.parametrize("hostile", [0.1, 0.2, 0.3, 0.4])
 def test_whatever_number_of_updates_a_plan_admits_can_be_combined(
@@ -458,6 +477,8 @@ def is_possible(rule: str, hostile: float, quorum: int) -> bool:
 
 STRATEGIES = {
     "fedavg": "weight = 'sqrt'\nclip = 0.5",
+    "capped": "weight = 'capped'\nweight_cap = 15",
+    "uniform": "weight = 'uniform'",
     "fedprox": "name = 'fedprox'\nmu = 0.5",
     "fedavgm": "name = 'fedavgm'",
     "fedadam": "name = 'fedadam'",

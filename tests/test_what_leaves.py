@@ -18,8 +18,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,20 @@ import torch
 from consortium.cli.simulate import simulate as simulate_command
 from consortium.core import facts as f
 from consortium.core import inputs as i
-from consortium.core.codec import decode
+from consortium.core.codec import decode, encode
 from consortium.core.ids import Seat
 from consortium.drive.cohort import Cohort
 from consortium.drive.driver import Driver
 from consortium.drive.engine import SimulatedSite, simulated_site
 from consortium.drive.local import LocalWork
 from consortium.drive.lock import make_lock
+from consortium.drive.states import FileStates, MemoryStates
 from consortium.drive.study import load_study
 from consortium.errors import FormatError, LayoutError
 from consortium.model import STEP, Layout, digest_of
 from consortium.plan.strategy import VARIATE
 from consortium.store.files import FileBlobs
+from consortium.store.memory import MemoryBlobs
 from consortium.tensors import load_tensors, read_header
 from consortium.torch import TorchTask
 
@@ -129,11 +132,13 @@ ALIKE = replace(HERE, widths=(37, 37, 37))
 ALIKE_ELSEWHERE = replace(ELSEWHERE, widths=(41, 41, 41))
 
 
-def write_study(folder: Path, world: World, more: str = "", rounds: int = 2) -> Path:
+def write_study(
+    folder: Path, world: World, more: str = "", rounds: int = 2, task: str = TASK
+) -> Path:
     (folder / "data").mkdir(parents=True)
     for place, name in enumerate(NAMES):
         (folder / "data" / f"{name}.csv").write_text(world.csv(place))
-    (folder / "task.py").write_text(TASK)
+    (folder / "task.py").write_text(task)
     plan = folder / "consortium.toml"
     plan.write_text(PLAN.format(rounds=rounds, more=more))
     return plan
@@ -146,12 +151,13 @@ def write_study(folder: Path, world: World, more: str = "", rounds: int = 2) -> 
 class Capture:
     """All that the coordinator got and kept, in the order in which it came."""
 
-    inputs: list[i.Input]
-    blobs: list[bytes]
-    facts: list[bytes]
-    files: dict[str, bytes]  # of the run folder and the data directory, but for `sites/`
-    text: str  # stdout and stderr
-    exit_code: int
+    inputs: list[i.Input] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+    facts: list[bytes] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)  # see `_files`
+    text: str = ""  # stdout and stderr
+    exit_code: int = 0
+    states: list[tuple[int, bytes]] = field(default_factory=list)  # (seat, what it kept): stays
 
     def everything(self) -> Iterator[tuple[str, bytes]]:
         yield from ((type(item).__name__, repr(item).encode()) for item in self.inputs)
@@ -164,51 +170,57 @@ class Capture:
 
 
 def capture(plan: Path, plant: Callable[[pytest.MonkeyPatch], None], **options: Any) -> Capture:
-    """Run a study as `consortium simulate --record --data` does, and listen."""
-    inputs: list[i.Input] = []
-    blobs: list[bytes] = []
-    with pytest.MonkeyPatch.context() as patch:
+    """Run a study as `consortium simulate --record` does, and listen."""
+    captured, talk = Capture(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(talk), redirect_stderr(talk):
         plant(patch)
-        _listen(patch, inputs, blobs)
-        talk, code = io.StringIO(), 0
-        given = {"seed": SEED, "record": True, "workers": 0, "directory": plan.parent / "kept"}
-        with redirect_stdout(talk), redirect_stderr(talk):
-            try:
-                simulate_command(plan, runs=plan.parent / "runs", **{**given, **options})
-            except SystemExit as ended:
-                code = int(ended.code or 0)
-    facts = _log_of(plan.parent / "kept")
-    return Capture(inputs, blobs, facts, _files(plan.parent), talk.getvalue(), code)
+        _listen(patch, captured)
+        given = {"seed": SEED, "record": True, "workers": 0, "runs": plan.parent / "runs"}
+        try:
+            simulate_command(plan, **{**given, **options})
+        except SystemExit as ended:
+            captured.exit_code = int(ended.code or 0)
+    captured.text, captured.files = talk.getvalue(), _files(plan.parent)
+    return captured
 
 
-def _listen(patch: pytest.MonkeyPatch, inputs: list[Any], blobs: list[bytes]) -> None:
-    """All that reaches a coordinator passes its driver or its blob store."""
-    feed, put = Driver.feed, FileBlobs.put
+def _listen(patch: pytest.MonkeyPatch, captured: Capture) -> None:
+    """All that reaches a coordinator passes its driver or its blob store. What a site keeps
+    passes its states."""
+    feed = Driver.feed
 
     def heard(self: Driver, item: i.Input) -> Any:
-        inputs.append(item)
-        return feed(self, item)
-
-    def stored(self: FileBlobs, data: bytes) -> Any:
-        if data not in blobs:
-            blobs.append(data)
-        return put(self, data)
+        captured.inputs.append(item)
+        facts = feed(self, item)
+        captured.facts += [encode(fact) for fact in facts]
+        return facts
 
     patch.setattr(Driver, "feed", heard)
-    patch.setattr(FileBlobs, "put", stored)
+    for blobs in (MemoryBlobs, FileBlobs):
+        patch.setattr(blobs, "put", _stored(blobs.put, captured))
+    for states in (MemoryStates, FileStates):
+        patch.setattr(states, "keep", _kept(states.keep, captured))
 
 
-def _log_of(directory: Path) -> list[bytes]:
-    from consortium.drive.directory import DataDirectory
-    from consortium.drive.rng import seed_bytes
+def _stored(put: Any, captured: Capture) -> Any:
+    def stored(self: Any, data: bytes) -> Any:
+        if data not in captured.blobs:
+            captured.blobs.append(data)
+        return put(self, data)
 
-    kept = DataDirectory(directory)
-    records = list(kept.log.read(seed_bytes(SEED, "federation", 0)[:16].hex()))
-    kept.close()
-    return records
+    return stored
+
+
+def _kept(keep: Any, captured: Capture) -> Any:
+    def kept(self: Any, seat: int, number: int, state: bytes) -> None:
+        captured.states.append((seat, state))
+        keep(self, seat, number, state)
+
+    return kept
 
 
 def _files(folder: Path) -> dict[str, bytes]:
+    """The run folder, and the data directory `kept` but for `sites/`."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         place = path.relative_to(folder)
@@ -216,8 +228,8 @@ def _files(folder: Path) -> dict[str, bytes]:
             found["run folder/" + "/".join(place.parts[2:])] = path.read_bytes()
         elif place.parts[0] == "kept" and place.parts[1] != "sites":
             name = str(place)
-            if place.parts[1] == "blobs":  # its own digest: other numbers, another name
-                name = f"kept/blobs/{len([known for known in found if '/blobs/' in known])}"
+            if place.parts[1] in ("blobs", "keys"):  # named by a digest, or by a key
+                name = f"kept/{place.parts[1]}/{len(found)}"
             found[name] = path.read_bytes()
     return found
 
@@ -234,27 +246,25 @@ class Secrets:
     widths: set[int]
 
 
-def secrets_of(plan: Path, world: World) -> Secrets:
-    """By the task as it was written, with what the sites kept in each round."""
+def secrets_of(plan: Path, world: World, states: list[tuple[int, bytes]]) -> Secrets:
+    """By the task as it is without a plant: all values of what it keeps private, as they were
+    first and after each round, and how they changed."""
+    (plan.parent / "task.py").write_text(TASK)
     study = load_study(plan)
+    assert isinstance(study.task, TorchTask)
     arrays: list[np.ndarray] = []
     words = {world.word, *world.kinds}
-    assert isinstance(study.task, TorchTask)
     for seat, site in enumerate(study.sites, start=1):
         here = simulated_site(site, seat, study.plan, SEED, 0, "start")
         names = {spec.name for spec in study.task.inventory(here).private}
         words |= names
         first = study.task.new_model(here).state_dict()
-        values = [{name: first[name].numpy() for name in names}]
-        for file in sorted((plan.parent / "kept" / "sites" / str(seat)).glob("*.safetensors")):
-            kept = load_tensors(file.read_bytes())
-            values.append({name: kept[f"task/{name}"] for name in names})
-        arrays += [array for held in values for array in held.values()]
-        arrays += [
-            after[name] - before[name]
-            for before, after in zip(values, values[1:], strict=False)
-            for name in names
-        ]
+        values = [{f"task/{name}": first[name].numpy() for name in names}]
+        values += [load_tensors(state) for owner, state in states if owner == seat]
+        for before, after in pairwise(values):
+            both = [name for name in before.keys() & after.keys() if name.startswith("task/")]
+            arrays += [array for name in both for array in (before[name], after[name])]
+            arrays += [after[name] - before[name] for name in both]
     # Also the columns of the file: one for all kinds, and the label.
     widths = {width + more for width in world.widths for more in (0, -1)}
     return Secrets(arrays, words, widths)
@@ -364,8 +374,8 @@ def _form(value: Any, known: dict[Any, str]) -> Any:
         return (
             type(value).__name__,
             *(
-                (field.name, _field_form(field.name, getattr(value, field.name), known))
-                for field in fields(value)
+                (part.name, _field_form(part.name, getattr(value, part.name), known))
+                for part in fields(value)
             ),
         )
     if isinstance(value, tuple):
@@ -481,14 +491,19 @@ def examined(
     worlds: tuple[World, World] = (HERE, ELSEWHERE),
     plant: Callable[[pytest.MonkeyPatch], None] = no_plant,
     rounds: int = 2,
+    task: str = TASK,
+    is_kept: bool = False,  # on a data directory
     **options: Any,
 ) -> Pair:
     plans = [
-        write_study(folder / f"world-{place}", world, more, rounds)
+        write_study(folder / f"world-{place}", world, more, rounds, task)
         for place, world in enumerate(worlds)
     ]
-    here, elsewhere = (capture(plan, plant, **options) for plan in plans)
-    secrets = secrets_of(plans[0], worlds[0])
+    here, elsewhere = (
+        capture(plan, plant, directory=plan.parent / "kept" if is_kept else None, **options)
+        for plan in plans
+    )
+    secrets = secrets_of(plans[0], worlds[0], here.states)
     complaints = {
         "bytes": found_bytes(here, secrets),
         "words": found_words(here, secrets),
@@ -516,9 +531,312 @@ def of(captured: Capture, kind: type[Any]) -> list[Any]:
 
 def test_nothing_private_leaves_a_hospital(tmp_path: Path) -> None:
     """Every site answers on its own; west joins in the second round and warms up."""
-    pair = examined(tmp_path, away=["west:1"], rounds=3)
+    pair = examined(tmp_path, is_kept=True, away=["west:1"], rounds=3)
     assert pair.complaints == {}
     assert pair.here.exit_code == 0 and pair.here.text.count("accepted") == 3
     assert (len(of(pair.here, i.Submit)), len(of(pair.here, i.Score))) == (8, 8)
     assert {item.failure for item in of(pair.here, i.Fail)} == {f.Failure.RESOURCES}
     assert of(pair.here, i.Report)
+    assert set(pair.here.blobs) == {
+        data for name, data in pair.here.files.items() if "/blobs/" in name
+    }
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        '[personal]\nname = "fedper"\nlayers = ["head"]',
+        '[personal]\nname = "fedrep"',
+        '[personal]\nname = "fedbn"',
+        '[personal]\nname = "finetune"',
+        '[strategy]\nname = "scaffold"',
+        '[strategy]\nname = "fednova"',
+        '[strategy]\nname = "fedadam"\nclip = 1.0\nmu = 0.1',
+    ],
+)
+def test_nothing_private_leaves_by_any_method(tmp_path: Path, more: str) -> None:
+    pair = examined(tmp_path, more)
+    assert pair.complaints == {}
+    assert pair.here.exit_code == 0 and len(of(pair.here, i.Submit)) == 6
+
+
+@pytest.mark.parametrize("options", [{"record": False}, {"record": False, "workers": 2}])
+def test_nothing_private_leaves_in_blocks_and_from_workers(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    pair = examined(tmp_path, **options)
+    assert pair.complaints == {}
+    assert of(pair.here, i.TrainedCohort) and of(pair.here, i.ScoredCohort)
+
+
+def test_control_variates_and_updates_cover_shared_tensors_only(tmp_path: Path) -> None:
+    plan = write_study(tmp_path / "here", HERE, '[strategy]\nname = "scaffold"', rounds=1)
+    captured = capture(plan, no_plant)
+    size = _layout_of(captured).size
+    updates = [read_header(blob)[0] for blob in captured.blobs if b'"weight"' in blob[:400]]
+    forms = [{spec.name: spec.shape for spec in specs} for specs in updates]
+    assert forms == [{STEP: (size,), VARIATE: (size,)}] * 3
+    assert [load_tensors(state)[VARIATE].shape for _, state in captured.states] == [(size,)] * 3
+
+
+def test_batch_norms_share_their_parameters_and_keep_their_statistics(tmp_path: Path) -> None:
+    """They stay although they have one shape everywhere: they describe the site's records."""
+    plan = write_study(tmp_path / "here", HERE, rounds=1)
+    captured = capture(plan, no_plant)
+    names = {spec.name for spec in _layout_of(captured).specs}
+    assert {"encoder.2.weight", "encoder.2.bias", "encoder.6.weight"} <= names
+    assert not any("running" in name or "num_batches" in name for name in names)
+    kept = load_tensors(captured.states[0][1])
+    assert kept["task/encoder.2.running_mean"].any()
+    secrets = secrets_of(plan, HERE, captured.states)
+    assert "encoder.2.running_mean" in secrets.words
+    assert any(array is not None and array.shape == (256,) for array in secrets.arrays)
+
+
+def _layout_of(captured: Capture) -> Layout:
+    (blob,) = (blob for blob in captured.blobs if blob.startswith(b"consortium/layout"))
+    return Layout.from_canonical(blob)
+
+
+def test_the_lock_and_the_first_model_are_the_same_in_every_world(tmp_path: Path) -> None:
+    """Whatever the first site measures; a private layer of 128 has the shape of a shared one."""
+    worlds = [
+        HERE,
+        ELSEWHERE,
+        replace(HERE, widths=(128, 64, 256)),
+        replace(HERE, widths=(64,) * 3),
+    ]
+    locks = set()
+    for place, world in enumerate(worlds):
+        lock, model = make_lock(load_study(write_study(tmp_path / str(place), world)), SEED)
+        locks.add((lock.text(), model))
+    assert len(locks) == 1
+
+
+# ---- sites that fail ----------------------------------------------------------------
+
+QUALITY = """
+    rules = co.Quality(min_records=len(train) + (site.name == "west"))
+    co.check_quality(train, rules=rules).demand()
+"""
+DIVERGING = """
+    if site.name == "west":
+        train = train.scaled(0.0, 1e-25)
+"""
+RAISING = """
+        if self.training and "_of_" in self.own[0] and "_west_" in self.own[0]:
+            raise ValueError(f"patient {features[0]} has {len(self.own)} layers: {self.own}")
+"""
+
+
+def before(line: str, added: str) -> str:
+    """The task with lines added."""
+    return TASK.replace(line, added.strip("\n") + "\n" + line)
+
+
+def test_a_site_that_sits_out_says_so_and_nothing_else(tmp_path: Path) -> None:
+    pair = examined(tmp_path, task=before("    return Ward", QUALITY))
+    assert pair.complaints == {}
+    assert {(item.seat, item.failure, item.envelope) for item in of(pair.here, i.Fail)} == {
+        (Seat(3), f.Failure.DATA_QUALITY, None)
+    }
+    assert "west (data quality)" in pair.here.text
+
+
+def test_training_that_diverges_leaves_a_code(tmp_path: Path) -> None:
+    pair = examined(tmp_path, task=before("    return Ward", DIVERGING))
+    assert pair.complaints == {}
+    assert {(item.seat, item.failure, item.envelope) for item in of(pair.here, i.Fail)} == {
+        (Seat(3), f.Failure.TRAINING, None)
+    }
+    assert "west (training)" in pair.here.text
+
+
+def test_the_text_of_a_sites_error_is_not_written_down(tmp_path: Path) -> None:
+    """The error ends a simulation in the middle, and is told by its type and place."""
+    pair = examined(tmp_path, task=before("        for name in self.own:\n            f", RAISING))
+    assert pair.here.exit_code == 1 and len(of(pair.here, i.Submit)) == 2
+    assert "site west: ValueError in task.py:" in pair.here.text
+    assert pair.complaints == {}
+
+
+def test_an_error_of_the_data_is_told_on_the_spot_and_not_sent(tmp_path: Path) -> None:
+    """Who runs a simulation has all data; the coordinator's files still have none of it."""
+    plan = write_study(tmp_path / "here", HERE, rounds=1)
+    secrets = secrets_of(plan, HERE, capture(plan, no_plant).states)
+    file = plan.parent / "data" / "west.csv"
+    file.write_text(file.read_text() + HERE.kinds[0] + "," * (HERE.widths[2] - 2) + "1\n")
+    captured = capture(plan, no_plant, directory=plan.parent / "kept")
+    assert (captured.exit_code, "values are missing: zincum" in captured.text) == (3, True)
+    silent = replace(captured, text="")
+    assert found_bytes(silent, secrets) == found_words(silent, secrets) == []
+    assert found_counts(silent, secrets) == []
+
+
+# ---- planted leaks ------------------------------------------------------------------
+
+
+def width_of(site: Any) -> int:
+    """As the task sees it: a column of text is three features."""
+    names = Path(site.data).read_text().partition("\n")[0].split(",")
+    return len(names) + 1
+
+
+def adapter_is_shared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("consortium.torch.hospital.private", lambda layer: layer)
+
+
+def statistics_are_shared(patch: pytest.MonkeyPatch) -> None:
+    from consortium.torch.marks import sort_tensors
+
+    def sort(model: Any, personal: Any) -> Any:
+        parts = sort_tensors(model, personal)
+        added = tuple(
+            name for name in parts.buffers if name.startswith("encoder") and "run" in name
+        )
+        buffers = tuple(name for name in parts.buffers if name not in added)
+        return replace(parts, shared=tuple(sorted(parts.shared + added)), buffers=buffers)
+
+    patch.setattr("consortium.torch.workshop.sort_tensors", sort)
+
+
+def update_has_a_width_in_its_header(patch: pytest.MonkeyPatch) -> None:
+    from consortium.model import write_header
+
+    train, widths = LocalWork.train, [0]
+
+    def watched(self: LocalWork, site: Any, *rest: Any) -> Any:
+        widths[0] = width_of(site)
+        return train(self, site, *rest)
+
+    def talkative(specs: Any, about: Any) -> bytes:
+        return write_header(specs, {**about, "n_features": str(widths[0])} if about else about)
+
+    patch.setattr(LocalWork, "train", watched)
+    patch.setattr("consortium.model.write_header", talkative)
+
+
+def state_is_sent_as_a_blob(patch: pytest.MonkeyPatch) -> None:
+    sent = Cohort._sent
+
+    def generous(self: Cohort, result: Any) -> Any:
+        self._hands.blobs.put(result.state)
+        return sent(self, result)
+
+    patch.setattr(Cohort, "_sent", generous)
+
+
+def adapter_hides_in_the_step(patch: pytest.MonkeyPatch) -> None:
+    contribution = LocalWork._contribution
+
+    def smuggled(self: LocalWork, *given: Any) -> Any:
+        result = contribution(self, *given)
+        assert result.state is not None
+        adapter = load_tensors(result.state)["task/adapter.0.weight"].reshape(-1)
+        result.row[1000:1005] = adapter[:5]
+        return result
+
+    patch.setattr(LocalWork, "_contribution", smuggled)
+
+
+def records_are_a_width(patch: pytest.MonkeyPatch) -> None:
+    train = TorchTask.train
+    patch.setattr(
+        TorchTask,
+        "train",
+        lambda self, site, shared: replace(train(self, site, shared), records=width_of(site)),
+    )
+
+
+def scored_records_are_a_width(patch: pytest.MonkeyPatch) -> None:
+    evaluate = TorchTask.evaluate
+    patch.setattr(
+        TorchTask,
+        "evaluate",
+        lambda self, site, shared: (evaluate(self, site, shared)[0], width_of(site)),
+    )
+
+
+def steps_count_the_columns(patch: pytest.MonkeyPatch) -> None:
+    train = TorchTask.train
+    patch.setattr(
+        TorchTask,
+        "train",
+        lambda self, site, shared: replace(train(self, site, shared), steps=100 + width_of(site)),
+    )
+
+
+def report_tells_the_width(patch: pytest.MonkeyPatch) -> None:
+    from consortium.drive import study
+
+    find = study._sites
+
+    def talkative(*given: Any) -> list[SimulatedSite]:
+        return [replace(site, report=(("inputs", width_of(site)),)) for site in find(*given)]
+
+    patch.setattr(study, "_sites", talkative)
+
+
+def answer_has_a_digest_of_the_columns(patch: pytest.MonkeyPatch) -> None:
+    answer = Cohort.answer
+
+    def marked(self: Cohort, *given: Any) -> Any:
+        said = answer(self, *given)
+        if not isinstance(said, i.Submit):
+            return said
+        header = Path(self._engine.sites[said.seat - 1].data).read_bytes().partition(b"\n")[0]
+        return replace(said, envelope=sha256(header).digest())
+
+    patch.setattr(Cohort, "answer", marked)
+
+
+def first_values_follow_the_widths(patch: pytest.MonkeyPatch) -> None:
+    def plainly(make: Callable[[], Any], seed: int, _: Any) -> Any:
+        torch.manual_seed(seed)
+        return make()
+
+    patch.setattr("consortium.torch.workshop.built_apart", plainly)
+
+
+def a_column_is_printed(patch: pytest.MonkeyPatch) -> None:
+    train = TorchTask.train
+
+    def loud(self: TorchTask, site: Any, shared: Any) -> Any:
+        print(Path(site.data).read_text().split(",")[1])
+        return train(self, site, shared)
+
+    patch.setattr(TorchTask, "train", loud)
+
+
+@pytest.mark.parametrize(
+    ("plant", "caught_by"),
+    [
+        (adapter_is_shared, {"words", "counts", "form", "first model"}),
+        (statistics_are_shared, {"words"}),
+        (update_has_a_width_in_its_header, {"counts", "form"}),
+        (state_is_sent_as_a_blob, {"bytes", "words", "counts", "form"}),
+        (adapter_hides_in_the_step, {"bytes"}),
+        (records_are_a_width, {"counts", "form"}),
+        (scored_records_are_a_width, {"counts", "form"}),
+        (steps_count_the_columns, {"form"}),
+        (report_tells_the_width, {"counts", "form"}),
+        (answer_has_a_digest_of_the_columns, {"form"}),
+        (first_values_follow_the_widths, {"first model"}),
+        (a_column_is_printed, {"words", "form"}),
+    ],
+)
+def test_a_planted_leak_is_caught(
+    tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], caught_by: set[str]
+) -> None:
+    is_alike = plant is adapter_is_shared
+    worlds = (ALIKE, ALIKE_ELSEWHERE) if is_alike else (HERE, ELSEWHERE)
+    more = '[strategy]\nname = "fednova"' if plant is steps_count_the_columns else ""
+    pair = examined(tmp_path, more, worlds=worlds, plant=plant, rounds=1)
+    assert set(pair.complaints) == caught_by
+
+
+def test_a_shared_adapter_of_different_widths_is_refused(tmp_path: Path) -> None:
+    plan = write_study(tmp_path / "here", HERE)
+    captured = capture(plan, adapter_is_shared)
+    assert captured.exit_code == LayoutError.exit_code
+    assert "shared tensors differ: `adapter.0.weight`" in captured.text

@@ -51,7 +51,6 @@ class FileStates:
     site, a file a round, the last two rounds."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
     def before(self, seat: Seat, number: int) -> bytes | None:
@@ -59,6 +58,7 @@ class FileStates:
         return self._path(seat, max(rounds)).read_bytes() if rounds else None
 
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
         write_durably(self._path(seat, number), state)
         for old in self._rounds(seat)[:-2]:
             self._path(seat, old).unlink(missing_ok=True)
