@@ -37,7 +37,7 @@ def records(
     try:
         return load()
     except DownloadError as error:
-        name = Path(sys.argv[0]).stem
+        name = Path(sys.argv[0]).stem  # the example's own
         error.hint = f"{error.hint}; or: python -m examples.{name} --bundled"
         raise
 

@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     honest = found("mean", "none")
     told: dict[str, Any] = {"honest": honest, "rules": {}}
-    for rule in RULES:
+    for rule in arguments.rules.split(","):
         told["rules"][rule] = {attack: found(rule, attack) for attack in ("flip", "noise")}
     rows = [(rule, values["flip"], values["noise"]) for rule, values in told["rules"].items()]
     if not arguments.json:
@@ -112,4 +112,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(run, options(__doc__ or "", seeds=3))
+    parser = options(__doc__ or "", seeds=3)
+    parser.add_argument("--rules", default=",".join(RULES), help="names, with commas")
+    main(run, parser)

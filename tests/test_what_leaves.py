@@ -590,7 +590,7 @@ def test_batch_norms_share_their_parameters_and_keep_their_statistics(tmp_path: 
     assert kept["task/encoder.2.running_mean"].any()
     secrets = secrets_of(plan, HERE, captured.states)
     assert "encoder.2.running_mean" in secrets.words
-    assert any(array is not None and array.shape == (256,) for array in secrets.arrays)
+    assert any(array.shape == (256,) for array in secrets.arrays)
 
 
 def _layout_of(captured: Capture) -> Layout:
@@ -620,17 +620,18 @@ QUALITY = """
     co.check_quality(train, rules=rules).demand()
 """
 DIVERGING = """
-    if site.name == "west":
-        train = train.scaled(0.0, 1e-25)
+        if "_west_" in self.own[0]:
+            nn.init.constant_(self.get_submodule(self.own[0]).weight, 3e38)
 """
 RAISING = """
-        if self.training and "_of_" in self.own[0] and "_west_" in self.own[0]:
+        if self.training and "_west_" in self.own[0]:
             raise ValueError(f"patient {features[0]} has {len(self.own)} layers: {self.own}")
 """
 
 
 def before(line: str, added: str) -> str:
     """The task with lines added."""
+    assert line in TASK
     return TASK.replace(line, added.strip("\n") + "\n" + line)
 
 
@@ -644,7 +645,7 @@ def test_a_site_that_sits_out_says_so_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_training_that_diverges_leaves_a_code(tmp_path: Path) -> None:
-    pair = examined(tmp_path, task=before("    return Ward", DIVERGING))
+    pair = examined(tmp_path, task=before("\n    def forward", DIVERGING))
     assert pair.complaints == {}
     assert {(item.seat, item.failure, item.envelope) for item in of(pair.here, i.Fail)} == {
         (Seat(3), f.Failure.TRAINING, None)
@@ -688,6 +689,7 @@ def adapter_is_shared(patch: pytest.MonkeyPatch) -> None:
 
 def statistics_are_shared(patch: pytest.MonkeyPatch) -> None:
     from consortium.torch.marks import sort_tensors
+    from consortium.torch.training import phases
 
     def sort(model: Any, personal: Any) -> Any:
         parts = sort_tensors(model, personal)
@@ -697,7 +699,12 @@ def statistics_are_shared(patch: pytest.MonkeyPatch) -> None:
         buffers = tuple(name for name in parts.buffers if name not in added)
         return replace(parts, shared=tuple(sorted(parts.shared + added)), buffers=buffers)
 
+    def learning(parts: Any, site: Any) -> Iterator[Any]:
+        for phase in phases(parts, site):  # by gradients learn parameters only
+            yield replace(phase, names=tuple(n for n in phase.names if "running" not in n))
+
     patch.setattr("consortium.torch.workshop.sort_tensors", sort)
+    patch.setattr("consortium.torch.training.phases", learning)
 
 
 def update_has_a_width_in_its_header(patch: pytest.MonkeyPatch) -> None:
@@ -833,6 +840,7 @@ def test_a_planted_leak_is_caught(
     more = '[strategy]\nname = "fednova"' if plant is steps_count_the_columns else ""
     pair = examined(tmp_path, more, worlds=worlds, plant=plant, rounds=1)
     assert set(pair.complaints) == caught_by
+    assert len(of(pair.here, i.Submit)) == 3  # the plant did not just break the run
 
 
 def test_a_shared_adapter_of_different_widths_is_refused(tmp_path: Path) -> None:
