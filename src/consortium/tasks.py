@@ -7,8 +7,10 @@ are made in `consortium.torch`. The same object runs in simulation and at real s
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,9 +193,11 @@ def known_metric(metric: str | Metric) -> Metric:
     if isinstance(metric, Metric):
         return metric
     if metric not in KNOWN_METRICS:
+        close = difflib.get_close_matches(metric, KNOWN_METRICS, n=1)
+        own = f'write consortium.Metric("{metric}", higher_is_better=True)'
         raise TaskResultError(
             f"metric `{metric}` is not known",
-            hint=f'write consortium.Metric("{metric}", higher_is_better=True)',
+            hint=f"did you mean {close[0]}? for one of your own, {own}" if close else own,
         )
     return Metric(metric, KNOWN_METRICS[metric])
 
@@ -221,7 +225,7 @@ def load_task(entry: str, folder: Path) -> Task:
         raise
     except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
         raise TaskEntryError(
-            f"{path} cannot be run: {type(error).__name__}: {error}",
+            f"{path} cannot be run: {_told(error, path)}",
             hint=f"python {path}    # shows where",
         ) from error
     finally:
@@ -235,3 +239,14 @@ def load_task(entry: str, folder: Path) -> Task:
             hint="put @co.task(loss=...) above it" if callable(found) else "",
         )
     return found
+
+
+def _told(error: BaseException, path: Path) -> str:
+    """What went wrong in a task's file: its kind and line. Its text is shown only where it
+    speaks of code; that of others may carry data, if the file reads some."""
+    kind = type(error).__name__
+    if isinstance(error, ImportError | NameError | SyntaxError):
+        return f"{kind}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f"{kind} in line {lines[-1]}" if lines else kind

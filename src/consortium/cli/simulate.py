@@ -132,15 +132,30 @@ def _conclude(run: Run, folder: RunFolder, cross: dict[str, object] | None) -> N
     if cross is not None:
         told["cross_site"] = cross
     if told["failed_rounds"] == told["rounds"]:
-        raise InsufficientParticipantsError(
-            f"no round completed; see {folder.path}/rounds.jsonl",
-            hint="the table says which sites were lost, and why",
-        )
+        raise _nothing_completed(run, folder)
     data(f"\nmodel {run.model_digest.hex()}")
     if run.state.current == 0:
         say("no candidate was accepted: this is the model that the study started from")
     say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}")
     envelope("simulate", told)
+
+
+_MEANINGS = {
+    "training": "its numbers were not finite: lower lr, or look for missing values in the records",
+    "data quality": "its records failed their check: consortium site check FILE --label NAME",
+}
+
+
+def _nothing_completed(run: Run, folder: RunFolder) -> InsufficientParticipantsError:
+    lost = [pair for record in run.history.rounds for pair in record.lost]
+    reasons = dict.fromkeys(why for _, why in lost)
+    names = dict.fromkeys(f"{site} ({why})" for site, why in lost)
+    who = f": lost {', '.join(list(names)[:3])}" if names else ""
+    meanings = [f"{why}: {_MEANINGS[why]}" for why in reasons if why in _MEANINGS]
+    return InsufficientParticipantsError(
+        f"no round completed{who}; see {folder.path}/rounds.jsonl",
+        hint="; ".join(meanings) or "the table says which sites were lost, and why",
+    )
 
 
 def _seed(given: int | None, directory: Path | None) -> int:

@@ -85,8 +85,10 @@ def _blocks(path: Path, reader: Any, header: Sequence[str] | None) -> Iterator[B
                 names = tuple(cell.strip() for cell in row)
                 continue
             if len(row) != len(names):
+                counts = f"{len(row)} cells instead of {len(names)}"
                 raise SiteDataError(
-                    f"line {reader.line_num} of {path} has {len(row)} cells instead of {len(names)}"
+                    f"line {reader.line_num} of {path} has {counts}",
+                    hint='a cell with a comma in it needs quotes: "3,5"',
                 )
             rows.append(row)
             lines.append(reader.line_num)
@@ -96,7 +98,9 @@ def _blocks(path: Path, reader: Any, header: Sequence[str] | None) -> Iterator[B
     except csv.Error:
         raise SiteDataError(f"line {reader.line_num} of {path} is not valid CSV") from None
     if names is None:
-        raise SiteDataError(f"{path} is empty")
+        raise SiteDataError(
+            f"{path} is empty", hint="line 1 has the names of the columns, then one record a line"
+        )
     yield Block(names, rows, lines)  # perhaps without rows: it still carries the names
 
 
@@ -124,7 +128,8 @@ def _number(block: Block, place: int, row: int, cell: str) -> float:
             place,
             row,
             "not a number",
-            hint=f"name its categories: categories={{'{name}': [...]}}, or choose columns=[...]",
+            hint=f"name its categories: categories={{'{name}': [...]}}; leave a feature out with "
+            "columns=[...]; say positive=... if it is the label",
         )
     return value
 

@@ -194,6 +194,8 @@ def _no_column(path: Path, name: str, names: Sequence[str], *, is_label: bool) -
     if any(is_missing(known) or as_number(known) is not None for known in names):
         # Then line 1 is probably a record, and its cells must not be shown as names.
         return kind(message, hint="line 1 is no header? give the names: header=[...]")
+    if len(names) == 1:
+        return kind(message, hint="are its cells separated by something else? save it with commas")
     close = difflib.get_close_matches(name, names, n=1)
     listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + (" …" if len(names) > _MAX_NAMES_SHOWN else "")
     return kind(

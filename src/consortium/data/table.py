@@ -143,7 +143,7 @@ def check_enough(records: int) -> None:
     if records < MIN_RECORDS:
         raise TooFewRecordsError(
             f"{records} usable records are too few; a site needs {MIN_RECORDS} or more",
-            hint="missing='mean' keeps the records that missing='drop' leaves out",
+            hint="leave the site out; missing='mean' keeps what missing='drop' left out",
         )
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from consortium.core.ids import Seat
 from consortium.core.terms import ReportValue
-from consortium.drive.local import SEE_MORE, Contribution, LocalWork, Scores, where
+from consortium.drive.local import SEE_MORE, Contribution, LocalWork, Scores, named, where
 from consortium.drive.rng import stream
-from consortium.errors import ConsortiumError, TaskResultError
+from consortium.errors import ConsortiumError, SiteDataError, TaskResultError
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
 from consortium.tasks import Site, Task
@@ -126,6 +126,8 @@ def begin(
         tensors = task.first(site)
         layout = Layout.of(tensors)
         pinned = task.inventory(site).pinned
+    except (SiteDataError, TaskResultError) as error:
+        raise named(error, site.name) from error.__cause__
     except ConsortiumError:
         raise
     except (Exception, SystemExit) as error:  # the user's own code: it may raise anything

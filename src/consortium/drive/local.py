@@ -23,12 +23,13 @@ from consortium.errors import (
     LayoutError,
     QualityError,
     SiteDataError,
+    TaskError,
     TaskResultError,
 )
 from consortium.model import STEP, Layout, Vector
 from consortium.plan.strategy import TAU, VARIATE
 from consortium.plan.values import Plan
-from consortium.tasks import Inventory, LocalRules, Site, Task, Trained
+from consortium.tasks import Inventory, LocalRules, NumpyTask, Site, Task, Trained
 from consortium.tensors import load_tensors, save_tensors
 
 SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
@@ -177,10 +178,7 @@ class LocalWork:
         except LayoutError as error:
             raise self._layout_error(site, error.message) from None
         except (SiteDataError, TaskResultError) as error:
-            if error.message.startswith("site "):
-                raise
-            named = type(error)(f"site {site.name}: {error.message}", hint=error.hint)
-            raise named from error.__cause__
+            raise named(error, site.name) from error.__cause__
         except ConsortiumError:
             raise
         except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
@@ -189,9 +187,22 @@ class LocalWork:
             ) from error
 
 
+def named(error: TaskError, site: str) -> TaskError:
+    """The same error with the site's name before it."""
+    if error.message.startswith("site "):
+        return error
+    return type(error)(f"site {site}: {error.message}", hint=error.hint)
+
+
 def refuse_unfollowed(task: Task, plan: Plan) -> None:
-    """A strategy that changes local training needs a task that does what it asks."""
-    strategy = plan.strategy
+    """A plan that changes local training, or keeps layers at the site, needs a task that does
+    what it asks: else something would be sent that the plan says stays."""
+    strategy, personal = plan.strategy, plan.personal
+    if isinstance(task, NumpyTask) and (personal.layers or personal.name != "none"):
+        raise ImpossiblePlanError(
+            "[personal] is about the layers of torch models, and this task has none",
+            hint="leave [personal] out; what a task gives as Trained(state=...) stays at the site",
+        )
     if (strategy.proximal or strategy.has_variates) and not task.follows_rules:
         raise ImpossiblePlanError(
             f"strategy `{strategy.name}` changes the gradients, and the task does not use "

@@ -53,7 +53,10 @@ def _sites(plan: Plan, folder: Path) -> list[SimulatedSite]:
     paths = sorted(Path(found) for found in glob.glob(str(folder / pattern)))
     names = [path.stem for path in paths]
     if not paths:
-        raise PlanFileError(f"no file matches {folder / pattern}", hint="one file, one site")
+        raise PlanFileError(
+            f"no file matches {folder / pattern}",
+            hint='sites = "data/*.csv" is looked up beside the plan: one file, one site',
+        )
     if len(set(names)) != len(names):
         raise PlanFileError("two data files have the same name, and so would their sites")
     return [SimulatedSite(name, path) for name, path in zip(names, paths, strict=True)]

@@ -98,7 +98,10 @@ def adopt(data: Any, what: str) -> Records:
     """The records in `data`; `what` says in errors which data these are."""
     records = _records(data, what)
     if len(records) == 0:
-        raise SiteDataError(f"there is no record in the {what} data")
+        raise SiteDataError(
+            f"there is no record in the {what} data",
+            hint="look at the site's file, and at how the task splits it",
+        )
     if isinstance(records, TensorRecords):
         _check_finite(records.inputs, f"the {what} data")
         _check_finite(records.targets, f"the labels of the {what} data")
@@ -134,9 +137,15 @@ def _size(batch: Batch) -> int:
 
 
 def _records(data: Any, what: str) -> Records:
-    if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset):
-            raise SiteDataError(f"the {what} data does not say how many records it has")
+    is_loader = isinstance(data, DataLoader)
+    dataset = data.dataset if is_loader else data
+    is_stream = is_loader and isinstance(dataset, IterableDataset)
+    if is_stream or (isinstance(dataset, Dataset) and not hasattr(dataset, "__len__")):
+        raise SiteDataError(
+            f"the {what} data does not say how many records it has",
+            hint="give a Dataset that has __len__ and __getitem__",
+        )
+    if is_loader:
         return LoaderRecords(data)
     pair = _tensor_pair(data)
     if pair is not None:
@@ -175,7 +184,10 @@ def as_tensor(values: Any) -> Tensor:
         return values
     array = np.asarray(values)
     if array.dtype.kind not in "fiub":
-        raise SiteDataError(f"records are of type {array.dtype}, not numbers")
+        raise SiteDataError(
+            f"records are of type {array.dtype}, not numbers",
+            hint="co.read_csv(..., categories=...) makes numbers of text",
+        )
     is_float = array.dtype.kind == "f"
     return torch.tensor(array, dtype=torch.get_default_dtype() if is_float else torch.int64)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from consortium.errors import TaskResultError
+from consortium.errors import LabelError, TaskResultError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -83,6 +83,33 @@ def fitted(kind: Kind, outputs: Tensor, targets: Tensor) -> Tensor:
             hint="use nn.CrossEntropyLoss for several classes, or one output for each target",
         )
     return targets.to(outputs.dtype).reshape(outputs.shape)
+
+
+def loss_of(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The loss of some records, which must be one number. Where torch stumbles over labels
+    that are no classes of this model, it says so."""
+    kind = kind_of(loss)
+    wanted = fitted(kind, outputs, targets)
+    try:
+        return scalar(loss(outputs, wanted))
+    except (IndexError, RuntimeError):
+        if kind is Kind.CLASSES:
+            _check_classes(outputs, wanted)
+        raise
+
+
+def _check_classes(outputs: Tensor, targets: Tensor) -> None:
+    if targets.is_floating_point():
+        raise LabelError(
+            "the labels are numbers, and the loss is for classes",
+            hint="predict numbers with nn.MSELoss(), or make classes of them: positive=...",
+        )
+    classes = outputs.shape[1] if outputs.ndim > 1 else 1
+    if int(targets.min()) < 0 or int(targets.max()) >= classes:
+        raise LabelError(
+            f"a label is not below {classes}, the number of the model's outputs",
+            hint="give the model one output for each class that any site has; classes are 0..k-1",
+        )
 
 
 def outputs_of(model: nn.Module, inputs: Any, dtype: torch.dtype) -> Tensor:

@@ -114,7 +114,8 @@ def _marks(model: nn.Module, personal: PersonalSection) -> dict[str, Fate]:
     names |= {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for layer in personal.layers:
         if layer not in names:
-            there = ", ".join(name for name, _ in model.named_children())
+            layers = [name for name, _ in model.named_children()]
+            there = ", ".join(layers or [name for name, _ in model.named_parameters()])
             raise TaskResultError(
                 f"[personal] names the layer `{layer}`, which the model does not have",
                 hint=f"its layers are: {there or 'none'}",
@@ -155,7 +156,7 @@ def _check(by_fate: dict[Fate, list[str]], personal: PersonalSection) -> None:
         hint = 'name layers in [personal] layers = ["head"], or mark one with private(...)'
         raise TaskResultError(
             f'[personal] name = "{personal.name}" keeps private layers, and the model has none',
-            hint="the model has no BatchNorm layer" if personal.name == "fedbn" else hint,
+            hint=f"it has no BatchNorm layer; {hint}" if personal.name == "fedbn" else hint,
         )
     if not by_fate["shared"]:
         raise LayoutError(

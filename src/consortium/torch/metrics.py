@@ -20,7 +20,7 @@ from torch import Tensor
 from consortium.core.terms import LOSS, Metric
 from consortium.errors import TaskResultError
 from consortium.tasks import known_metric
-from consortium.torch.losses import Kind, Loss, fitted, kind_of, kind_of_data, scalar
+from consortium.torch.losses import Kind, Loss, fitted, kind_of, kind_of_data, loss_of
 
 MetricFunction = Callable[[Tensor, Tensor], Any]  # (outputs, targets) -> one number
 MetricChoice = str | Metric | tuple[str | Metric, MetricFunction]
@@ -39,7 +39,7 @@ class Measures:
     def of(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """Every metric by its name, for all outputs (n, ...) and targets (n, ...)."""
         kind = kind_of(self.loss)
-        value = float(scalar(self.loss(outputs, fitted(kind, outputs, targets))))
+        value = float(loss_of(self.loss, outputs, targets))
         if getattr(self.loss, "reduction", "mean") == "sum":
             value /= len(targets)
         if kind is Kind.UNKNOWN:
@@ -93,7 +93,8 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise TaskResultError(
-            f"the metric `{name}` returned a {type(value).__name__}, not one number"
+            f"the metric `{name}` returned a {type(value).__name__}, not one number",
+            hint="return the mean over all records, as a float",
         ) from None
 
 

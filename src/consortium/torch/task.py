@@ -11,7 +11,6 @@ depend on the site's data only. What it draws follows from the site's own seed.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from consortium.core.terms import Metric
+from consortium.drive.local import SEE_MORE, where
 from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError
 from consortium.model import digest_of
 from consortium.tasks import Inventory, Site, Trained
@@ -66,9 +66,14 @@ def task(
     given = {"loss": loss, "step": step, "optimizer": optimizer, "loop": loop}
     for name, function in given.items():
         if not callable(function) and (function is not None or name == "loss"):
-            raise TaskEntryError(f"{name} is a {type(function).__name__}, which cannot be called")
+            raise TaskEntryError(
+                f"{name} is a {type(function).__name__}, which cannot be called",
+                hint="write @co.task(loss=nn.CrossEntropyLoss(), ...)",
+            )
     if isinstance(loss, type):
         raise TaskEntryError("loss is a class", hint=f"write loss=nn.{loss.__name__}()")
+    if isinstance(metrics, str):
+        raise TaskEntryError("metrics is a text, not a list", hint=f'write metrics=["{metrics}"]')
     method, chosen = Method(loss, step, optimizer), measures(loss, metrics)
 
     def decorate(make: Make) -> TorchTask:
@@ -191,14 +196,8 @@ class TorchTask:
         except ConsortiumError:
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            code = getattr(self._make, "__code__", None)
-            own = [f for f in frames if code is not None and f.filename == code.co_filename]
-            frame = (own or frames)[-1]
-            file_name = frame.filename.rsplit("/", 1)[-1]
             raise TaskResultError(
-                f"site {site.name}: {type(error).__name__} in {file_name}:{frame.lineno}",
-                hint="run again with -vv (before the command) to see it all; it may show data",
+                f"site {site.name}: {where(error, self._make)}", hint=SEE_MORE
             ) from error
 
 

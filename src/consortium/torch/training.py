@@ -23,7 +23,7 @@ from consortium.plan.values import TrainingSection
 from consortium.tasks import LocalRules, Site
 from consortium.torch.arrays import float_type, misfit
 from consortium.torch.batches import Batch, Records, joined
-from consortium.torch.losses import Loss, fitted, kind_of, outputs_of, scalar
+from consortium.torch.losses import Loss, loss_of, outputs_of, scalar
 from consortium.torch.marks import Parts, batch_norms
 from consortium.torch.steps import effective_steps, is_sgd
 
@@ -45,7 +45,7 @@ class Method:
         if self.step is not None:
             return scalar(self.step(model, inputs, targets))
         outputs = outputs_of(model, inputs, float_type(model))
-        return scalar(self.loss(outputs, fitted(kind_of(self.loss), outputs, targets)))
+        return loss_of(self.loss, outputs, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,10 @@ def epoch(place: Workplace, batch_size: int, rng: np.random.Generator | None) ->
     if all(name in frozen for name, _ in batch_norms(place.model)):
         return batches
     if len(place.records) == 1:
-        raise SiteDataError("one record is too few to train layers with BatchNorm")
+        raise SiteDataError(
+            "one record is too few to train layers with BatchNorm",
+            hint="leave the site out, or use nn.GroupNorm or nn.LayerNorm in the model",
+        )
     return joined(batches)
 
 
