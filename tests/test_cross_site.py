@@ -125,13 +125,14 @@ def test_what_a_site_keeps_goes_with_its_own_model() -> None:
         own = 0.0 if site.state is None else float(site.state["own"][0])
         return {"loss": own, "mae": 0.0}, 5
 
-    run = simulate(replace(TASK, train=train, evaluate=evaluate), make_plan(), sites(3), seed=SEED)
+    plan = make_plan("[evaluation]\ngate = false\n")
+    run = simulate(replace(TASK, train=train, evaluate=evaluate), plan, sites(3), seed=SEED)
     found = cross_site(run, "loss")
     trained = [ROUNDS * (20 + number) for number in range(3)]
     assert found.own == tuple((float(own),) * 3 for own in trained)
     assert found.common == tuple(float(own) for own in trained)
     for seat, own in enumerate(trained, start=1):
-        held = run.states.before(Seat(seat), EVER)
+        held = run.states.current(Seat(seat))
         assert held is not None
         assert load_tensors(held)["task/own"] == [own]
 

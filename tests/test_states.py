@@ -24,7 +24,6 @@ from consortium.tensors import load_tensors, save_tensors
 from tests.studies import TASK, sites
 
 ONE, TWO = Seat(1), Seat(2)
-EVER = 1 << 62
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -49,87 +48,81 @@ def states(make: Callable[[], SiteStates]) -> SiteStates:
 
 
 def test_before_the_first_round_there_is_nothing(states: SiteStates) -> None:
-    assert states.before(ONE, 1) is None
-    assert states.before(ONE, EVER) is None
+    assert states.current(ONE) is None
+    assert states.pending(ONE, 1) is None
+    states.settle(0, ())
 
 
-def test_a_state_counts_from_the_next_round_on(states: SiteStates) -> None:
+def test_a_state_counts_once_its_round_has_published_a_model(states: SiteStates) -> None:
     states.keep(ONE, 3, b"three")
-    assert [states.before(ONE, number) for number in (1, 3, 4, 5, EVER)] == [
-        None,
-        None,
-        b"three",
-        b"three",
-        b"three",
-    ]
+    assert (states.current(ONE), states.pending(ONE, 3)) == (None, b"three")
+    states.settle(3, (ONE,))
+    assert (states.current(ONE), states.pending(ONE, 3)) == (b"three", None)
 
 
 def test_training_again_in_the_same_round_starts_from_the_same_state(states: SiteStates) -> None:
     states.keep(ONE, 1, b"one")
+    states.settle(1, (ONE,))
     states.keep(ONE, 4, b"four")
-    assert states.before(ONE, 4) == b"one"
+    assert states.current(ONE) == b"one"
     states.keep(ONE, 4, b"four again")
-    assert states.before(ONE, 4) == b"one"
-    assert states.before(ONE, 5) == b"four again"
+    assert (states.current(ONE), states.pending(ONE, 4)) == (b"one", b"four again")
 
 
-def test_only_the_last_two_rounds_are_kept(states: SiteStates) -> None:
-    for number in (1, 2, 5, 9):
-        states.keep(ONE, number, str(number).encode())
-    assert [states.before(ONE, number) for number in (2, 3, 5, 6, 9, 10)] == [
-        None,
-        None,
-        None,
-        b"5",
-        b"5",
-        b"9",
-    ]
+def test_what_was_not_counted_is_forgotten(states: SiteStates) -> None:
+    for seat in (ONE, TWO):
+        states.keep(seat, 1, b"one")
+    states.settle(1, (ONE, TWO))
+    for seat in (ONE, TWO):
+        states.keep(seat, 2, b"two")
+    states.settle(2, (TWO,))
+    assert (states.current(ONE), states.current(TWO)) == (b"one", b"two")
+    states.keep(ONE, 3, b"three")
+    states.settle(3, ())
+    assert (states.current(ONE), states.pending(ONE, 3)) == (b"one", None)
 
 
-def test_rounds_are_numbers_and_not_text(states: SiteStates) -> None:
-    for number in (9, 10, 100):
-        states.keep(ONE, number, str(number).encode())
-    assert states.before(ONE, 100) == b"10"
-    assert states.before(ONE, 101) == b"100"
+def test_settling_twice_changes_nothing(states: SiteStates) -> None:
+    states.keep(ONE, 2, b"two")
+    states.settle(2, (ONE,))
+    states.settle(2, (ONE,))
+    states.settle(1, (ONE,))
+    assert states.current(ONE) == b"two"
 
 
-def test_sites_do_not_see_each_other(states: SiteStates) -> None:
-    states.keep(ONE, 1, b"mine")
-    assert states.before(TWO, 2) is None
-    states.keep(TWO, 1, b"theirs")
-    for number in (2, 3, 4):
-        states.keep(TWO, number, b"more")
-    assert states.before(ONE, 2) == b"mine"
+def test_an_older_round_does_not_settle_a_newer_one(states: SiteStates) -> None:
+    states.keep(ONE, 10, b"ten")
+    states.settle(9, (ONE,))
+    assert (states.current(ONE), states.pending(ONE, 10)) == (None, b"ten")
 
 
 @pytest.mark.parametrize("state", [b"", b"\0", os.urandom(100_000)])
 def test_any_bytes_come_back(states: SiteStates, state: bytes) -> None:
     states.keep(ONE, 1, state)
-    assert states.before(ONE, 2) == state
+    assert states.pending(ONE, 1) == state
+    states.settle(1, {ONE})
+    assert states.current(ONE) == state
 
 
-Step = tuple[int, int, bytes]  # seat, rounds since its last one, state
+Step = tuple[int, bytes, bool]  # seat, state, whether the round after it ends is published
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3), st.binary(max_size=4)), max_size=20)
-)
+@given(st.lists(st.tuples(st.integers(1, 3), st.binary(max_size=4), st.booleans()), max_size=20))
 def test_all_stores_answer_alike(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
 ) -> None:
-    """Against a list of all that was ever kept: rounds only go forward, or are done again."""
+    """Against a dictionary of what counts: one site trains in each round."""
     stores: list[SiteStates] = [MemoryStates(), FileStates(tmp_path_factory.mktemp("states"))]
-    kept: dict[int, dict[int, bytes]] = {1: {}, 2: {}, 3: {}}
+    counts: dict[int, bytes] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)  # no power is cut here, and it takes time
-        for seat, later, state in steps:
-            number = max(kept[seat], default=1) + later
-            before = [held for held in kept[seat] if held < number]
-            expected = kept[seat][max(before)] if before else None
+        for number, (seat, state, is_published) in enumerate(steps, start=1):
             for store in stores:
-                assert store.before(Seat(seat), number) == expected
+                assert store.current(Seat(seat)) == counts.get(seat)
                 store.keep(Seat(seat), number, state)
-            kept[seat][number] = state
+                store.settle(number, (Seat(seat),) if is_published else ())
+            if is_published:
+                counts[seat] = state
 
 
 # ---- files ---------------------------------------------------------------------------------
@@ -137,26 +130,29 @@ def test_all_stores_answer_alike(
 
 def test_files_outlive_the_process(tmp_path: Path) -> None:
     FileStates(tmp_path).keep(ONE, 1, b"one")
-    assert FileStates(tmp_path).before(ONE, 2) == b"one"
+    FileStates(tmp_path).settle(1, (ONE,))
+    FileStates(tmp_path).keep(ONE, 2, b"two")
+    again = FileStates(tmp_path)
+    assert (again.current(ONE), again.pending(ONE, 2)) == (b"one", b"two")
 
 
-def test_there_are_two_files_a_site_and_no_more(tmp_path: Path) -> None:
+def test_there_is_one_file_a_site_and_no_more(tmp_path: Path) -> None:
     states = FileStates(tmp_path / "deep" / "sites")
     for number in range(1, 6):
         states.keep(ONE, number, b"x")
         states.keep(TWO, number, b"y")
+        states.settle(number, (ONE, TWO) if number % 2 else (ONE,))
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert names == {
-        f"deep/sites/{seat}/{number}.safetensors" for seat in (1, 2) for number in (4, 5)
-    }
+    assert names == {f"deep/sites/{seat}/current.safetensors" for seat in (1, 2)}
 
 
 def test_what_a_crash_left_is_not_taken_for_a_state(tmp_path: Path) -> None:
     states = FileStates(tmp_path)
     states.keep(ONE, 1, b"one")
-    (tmp_path / "1" / "2.safetensors.4711.new").write_bytes(b"half a st")
+    (tmp_path / "1" / "1.safetensors.4711.new").write_bytes(b"half a st")
     (tmp_path / "1" / "notes.safetensors").write_bytes(b"not ours")
-    assert states.before(ONE, EVER) == b"one"
+    states.settle(1, (ONE,))
+    assert states.current(ONE) == b"one"
 
 
 def test_a_crash_while_writing_leaves_the_old_state(
@@ -164,7 +160,7 @@ def test_a_crash_while_writing_leaves_the_old_state(
 ) -> None:
     states = FileStates(tmp_path)
     states.keep(ONE, 1, b"one")
-    states.keep(ONE, 2, b"two")
+    states.settle(1, (ONE,))
 
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -172,9 +168,8 @@ def test_a_crash_while_writing_leaves_the_old_state(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(StoreFailedError, match="No space left"):
-            states.keep(ONE, 3, b"three")
-    assert states.before(ONE, EVER) == b"two"
-    assert states.before(ONE, 2) == b"one"
+            states.keep(ONE, 2, b"two")
+    assert (states.current(ONE), states.pending(ONE, 2)) == (b"one", None)
 
 
 # ---- what training makes of it -------------------------------------------------------------
@@ -191,7 +186,7 @@ COUNTING: NumpyTask = replace(TASK, train=count_rounds)
 
 
 def rounds_of(run: Run, seat: int) -> list[int]:
-    held = run.states.before(Seat(seat), EVER)
+    held = run.states.current(Seat(seat))
     return [] if held is None else [int(n) for n in load_tensors(held)["task/rounds"]]
 
 
@@ -248,18 +243,34 @@ def test_a_round_that_is_done_again_does_not_count_twice(tmp_path: Path) -> None
             directory.close()
 
 
-def test_evaluation_sees_the_state_after_training() -> None:
+def test_a_candidate_is_tried_with_what_was_made_with_it() -> None:
+    """And a base with what went with it, which was measured when it was the candidate."""
+
     def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
-        assert site.state is not None
-        told.append((site.round, list(site.state["rounds"])))
+        rounds = [] if site.state is None else [int(n) for n in site.state["rounds"]]
+        told.append((site.round, rounds))
         return {"loss": 1.0 / site.round, "mae": 0.0}, 5
 
     told: list[tuple[int, list[int]]] = []
     plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
     simulate(replace(COUNTING, evaluate=evaluate), plan, sites(3), seed=1)
-    assert all(rounds == list(range(1, number + 1)) for number, rounds in told)
-    # Three sites try candidate and base: what a base scored with an older state is old news.
-    assert [number for number, _ in told] == [1] * 6 + [2] * 6 + [3] * 6
+    assert told == [
+        *[(1, [1])] * 3,
+        *[(1, [])] * 3,
+        *[(2, [1, 2])] * 3,
+        *[(3, [1, 2, 3])] * 3,
+    ]
+
+
+def test_what_sites_made_in_a_round_that_was_kept_out_is_forgotten() -> None:
+    def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        rounds = [] if site.state is None else [int(n) for n in site.state["rounds"]]
+        return {"loss": 9.0 if 2 in rounds else 1.0, "mae": 0.0}, 5  # round 2 is a bad one
+
+    plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
+    run = simulate(replace(COUNTING, evaluate=evaluate), plan, sites(3), seed=1)
+    assert [record.outcome for record in run.history.rounds] == ["accepted", "kept", "accepted"]
+    assert rounds_of(run, 1) == [1, 3]
 
 
 def test_a_base_is_not_tried_twice_where_nothing_is_kept() -> None:

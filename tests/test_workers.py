@@ -107,7 +107,7 @@ def told(run: Run) -> Any:
         run.model_digest,
         run.records,
         run.history.rounds,
-        [run.states.before(Seat(seat), EVER) for seat in seats],
+        [run.states.current(Seat(seat)) for seat in seats],
     )
 
 
@@ -124,7 +124,7 @@ def test_workers_give_what_the_loop_gives(count: int, record: bool) -> None:
         STATEFUL, plan, sites(count), seed=3, options=replace(options, workers=2)
     )
     assert told(loop) == told(side_by_side)
-    assert loop.states.before(Seat(1), EVER) is not None
+    assert loop.states.current(Seat(1)) is not None
 
 
 def test_a_site_whose_data_is_not_good_enough_sits_out_alike() -> None:
@@ -141,7 +141,7 @@ def test_a_site_whose_data_is_not_good_enough_sits_out_alike() -> None:
     )
     assert told(loop) == told(side_by_side)
     assert [record.lost for record in loop.history.rounds] == [[("site-2", "data quality")]] * 3
-    assert loop.states.before(Seat(3), EVER) is None
+    assert loop.states.current(Seat(3)) is None
 
 
 def test_the_number_of_workers_changes_nothing() -> None:
@@ -449,8 +449,8 @@ def test_states_of_any_size_pass_both_ways(size: int) -> None:
 
     run = simulate(replace(TASK, train=train), PLAN, sites(5), seed=1, options=Options(workers=2))
     loop = simulate(replace(TASK, train=train), PLAN, sites(5), seed=1)
-    assert [run.states.before(seat, EVER) for seat in seats(5)] == [
-        loop.states.before(seat, EVER) for seat in seats(5)
+    assert [run.states.current(seat) for seat in seats(5)] == [
+        loop.states.current(seat) for seat in seats(5)
     ]
 
 

@@ -25,6 +25,7 @@ NORM_FACTOR = 4.0
 DISTANCE_FACTOR = 3.0
 # Robust deviations below the round's median, for the cosine with the others.
 DIRECTION_DEVIATIONS = 4.0
+CHANCE_DEVIATIONS = 3.0
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 _Matrix = npt.NDArray[np.float64]
@@ -45,7 +46,7 @@ def screen(rows: Sequence[Source], size: int) -> dict[int, Fault]:
         return {}
     shape = shape_of(gram_matrix(rows, size))
     found: dict[int, Fault] = {}
-    for fault, stands_out in _findings(shape):
+    for fault, stands_out in _findings(shape, size):
         for place in np.flatnonzero(stands_out):
             found.setdefault(int(place), fault)
     return found if 2 * len(found) < len(rows) else {}
@@ -68,14 +69,17 @@ def shape_of(gram: _Matrix) -> Shape:
     )
 
 
-def _findings(shape: Shape) -> list[tuple[Fault, npt.NDArray[np.bool_]]]:
+def _findings(shape: Shape, size: int) -> list[tuple[Fault, npt.NDArray[np.bool_]]]:
     middle = np.median(shape.cosines)
     spread = _MAD_TO_SIGMA * np.median(np.abs(shape.cosines - middle))
     typical = np.median(shape.norms)
     farthest = max(DISTANCE_FACTOR * np.median(shape.distances), typical)
-    lowest = middle - DIRECTION_DEVIATIONS * max(float(spread), 0.02)
+    # In few dimensions honest steps point anywhere: the cosine of two random ones spreads by
+    # 1 / sqrt(size), so a small model shows no direction to stand out from.
+    by_chance = -CHANCE_DEVIATIONS / np.sqrt(size)
+    lowest = min(middle - DIRECTION_DEVIATIONS * max(float(spread), 0.02), by_chance)
     return [
         (Fault.NORM, shape.norms > NORM_FACTOR * typical),
-        (Fault.DIRECTION, (shape.cosines < lowest) & (shape.cosines < 0)),
+        (Fault.DIRECTION, shape.cosines < lowest),
         (Fault.DISTANCE, shape.distances > farthest),
     ]

@@ -225,7 +225,7 @@ def load_task(entry: str, folder: Path) -> Task:
         raise
     except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
         raise TaskEntryError(
-            f"{path} cannot be run: {_told(error, path)}",
+            f"{path} cannot be run: {_told(error, str(module.__file__))}",
             hint=f"python {path}    # shows where",
         ) from error
     finally:
@@ -241,12 +241,12 @@ def load_task(entry: str, folder: Path) -> Task:
     return found
 
 
-def _told(error: BaseException, path: Path) -> str:
+def _told(error: BaseException, file_name: str) -> str:
     """What went wrong in a task's file: its kind and line. Its text is shown only where it
     speaks of code; that of others may carry data, if the file reads some."""
     kind = type(error).__name__
     if isinstance(error, ImportError | NameError | SyntaxError):
         return f"{kind}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    lines = [frame.lineno for frame in frames if frame.filename == file_name]
     return f"{kind} in line {lines[-1]}" if lines else kind

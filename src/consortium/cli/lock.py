@@ -15,6 +15,10 @@ from consortium.cli.report import command, data, envelope, say
 def lock(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan, a TOML file.")],
     seed: Annotated[int | None, typer.Option(help="Of the first model. Default: drawn.")] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(help="Data of a site's form, for a plan that names no sites. None is kept."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail when the lock is out of date.")
     ] = False,
@@ -24,7 +28,7 @@ def lock(
     from consortium.drive.lock import LOCK, MODEL, check_lock, make_lock, write_lock
     from consortium.drive.study import load_study
 
-    study, folder = load_study(plan_file), plan_file.parent
+    study, folder = load_study(plan_file, sample), plan_file.parent
     if check:
         check_lock(folder, study)
         data(f"{folder / LOCK} is up to date")

@@ -103,7 +103,10 @@ def simulate(
     task = Paced(study.task, pace) if pace else study.task
     with closing(kept) if kept else nullcontext():
         run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
-    _conclude(run, folder, show_cross_site(run, folder.path) if cross else None)
+    told = {**folder.finish(run), "folder": str(folder.path)}
+    if cross:
+        told["cross_site"] = show_cross_site(run, folder.path)
+    _conclude(run, folder, told)
 
 
 def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
@@ -127,10 +130,7 @@ def show_cross_site(run: Run, folder: Path) -> dict[str, object]:
     return told
 
 
-def _conclude(run: Run, folder: RunFolder, cross: dict[str, object] | None) -> None:
-    told = {**folder.finish(run), "folder": str(folder.path)}
-    if cross is not None:
-        told["cross_site"] = cross
+def _conclude(run: Run, folder: RunFolder, told: dict[str, object]) -> None:
     if told["failed_rounds"] == told["rounds"]:
         raise _nothing_completed(run, folder)
     data(f"\nmodel {run.model_digest.hex()}")

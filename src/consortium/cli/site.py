@@ -22,6 +22,9 @@ def site() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="The site's records, a CSV file.")],
     label: Annotated[str, typer.Option(help="The column that is to be predicted.")],
+    columns: Annotated[
+        str | None, typer.Option(help="The columns to look at, with commas. Default: all.")
+    ] = None,
     min_records: Annotated[int, typer.Option(min=1, help="Records that there must be.")] = 8,
     max_missing: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of a column that may be missing.")
@@ -32,7 +35,9 @@ def check(
     from consortium.data.read import read_table
 
     rules = Quality(min_records=min_records, max_missing=max_missing)
-    report = check_quality(read_table(file, label=label, missing="keep"), rules=rules)
+    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
+    table = read_table(file, label=label, columns=chosen, missing="keep")
+    report = check_quality(table, rules=rules)
     for line in report.lines():
         data(line)
     report.demand()

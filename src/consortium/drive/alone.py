@@ -47,7 +47,7 @@ class CrossSite:
 
 def cross_site(run: Run, metric: str) -> CrossSite:
     """Train each site alone, as long as the run, and try every model everywhere. Where sites
-    keep private layers, a site's own model can be tried at home only."""
+    keep layers of different shapes, a site's own model can be tried at home only."""
     engine = alone_engine(run)
     names = [known.name for known in run.local.task.metrics]
     if metric not in names:
@@ -68,8 +68,7 @@ def cross_site(run: Run, metric: str) -> CrossSite:
             )
         )
     common = tuple(
-        mean_metric(engine, (run.model, run.states.before(seat, 1 << 62)), [seat], index)
-        for seat in seats
+        mean_metric(engine, (run.model, run.states.current(seat)), [seat], index) for seat in seats
     )
     return CrossSite(metric, tuple(site.name for site in run.sites), tuple(own), common)
 

@@ -134,7 +134,7 @@ class Cohort:
             open_round.number,
             self._vector(open_round.base),
             self._hands.variate(open_round.server_state),
-            lambda seat: self._states.before(seat, open_round.number),
+            self._states.current,
         )
         self._running = _Running(open_round.number, seats, self._engine.train(tuple(seats), work))
         return self._running

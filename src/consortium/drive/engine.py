@@ -4,6 +4,7 @@ one is tested against."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from consortium.core.ids import Seat
 from consortium.core.terms import ReportValue
 from consortium.drive.local import SEE_MORE, Contribution, LocalWork, Scores, named, where
 from consortium.drive.rng import stream
-from consortium.errors import ConsortiumError, SiteDataError, TaskResultError
+from consortium.errors import ConsortiumError, QualityError, SiteDataError, TaskResultError
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
 from consortium.tasks import Site, Task
@@ -118,16 +119,24 @@ def begin(
     task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int
 ) -> tuple[LocalWork, Vector]:
     """What every site does alike, and the model that round one starts from. The form of the
-    shared tensors may depend on the data, so the first site's are used."""
+    shared tensors may depend on the data, so those of the first site that has usable data
+    are taken."""
     if not sites:
         raise TaskResultError("there is no site", hint="one file, one site")
-    site = simulated_site(sites[0], 0, plan, seed, 0, "start")
+    for site in sites[:-1]:
+        with suppress(QualityError):  # such a site sits the rounds out
+            return _begin(task, plan, site, seed)
+    return _begin(task, plan, sites[-1], seed)
+
+
+def _begin(task: Task, plan: Plan, first: SimulatedSite, seed: int) -> tuple[LocalWork, Vector]:
+    site = simulated_site(first, 0, plan, seed, 0, "start")
     try:
         tensors = task.first(site)
         layout = Layout.of(tensors)
         pinned = task.inventory(site).pinned
-    except (SiteDataError, TaskResultError) as error:
-        raise named(error, site.name) from error.__cause__
+    except SiteDataError as error:
+        raise named(error, first.name) from error.__cause__
     except ConsortiumError:
         raise
     except (Exception, SystemExit) as error:  # the user's own code: it may raise anything
@@ -136,4 +145,4 @@ def begin(
     vector = layout.flatten(tensors)
     if not np.isfinite(vector).all():
         raise TaskResultError("start gave numbers that are not finite")
-    return LocalWork(task, layout, plan, pinned, sites[0].name), vector
+    return LocalWork(task, layout, plan, pinned, first.name), vector

@@ -30,7 +30,7 @@ from consortium.model import STEP, Layout, Vector
 from consortium.plan.strategy import TAU, VARIATE
 from consortium.plan.values import Plan
 from consortium.tasks import Inventory, LocalRules, NumpyTask, Site, Task, Trained
-from consortium.tensors import load_tensors, save_tensors
+from consortium.tensors import CODES, load_tensors, save_tensors
 
 SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
 _OF_TASK = "task/"  # what the task keeps, beside what the strategy keeps
@@ -133,6 +133,11 @@ class LocalWork:
         if not isinstance(result, Trained) or not isinstance(result.shared, Mapping):
             kind = type(result).__name__
             raise TaskResultError(f"site {site.name}: train returned {kind}, not (shared, records)")
+        if result.state is not None and not _can_be_kept(result.state):
+            raise TaskResultError(
+                f"site {site.name}: what train keeps is not a dictionary of arrays of numbers",
+                hint="return consortium.Trained(shared, records, state={name: array})",
+            )
         return replace(result, records=_count(site, "train", result.records))
 
     def _flat(self, site: Site, tensors: Any) -> Vector:
@@ -142,8 +147,13 @@ class LocalWork:
             raise self._layout_error(site, error.message) from None
 
     def _layout_error(self, site: Site, what: str) -> LayoutError:
-        made = f" (as at site {self.made_by})" if self.made_by not in ("", site.name) else ""
-        return LayoutError(f"site {site.name}: {what}{made}")
+        if self.made_by in ("", site.name):
+            return LayoutError(f"site {site.name}: {what}")
+        return LayoutError(
+            f"site {site.name}: {what} (as at site {self.made_by})",
+            hint="read the same columns= and categories= (also the label's) at every site, or keep "
+            "the layer there: co.private(layer)",
+        )
 
     def _contribution(
         self,
@@ -220,6 +230,12 @@ def where(error: BaseException, function: Any) -> str:
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
     frame = (own or frames)[-1]
     return f"{type(error).__name__} in {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+
+
+def _can_be_kept(state: object) -> bool:
+    return isinstance(state, Mapping) and all(
+        isinstance(name, str) and np.asarray(array).dtype in CODES for name, array in state.items()
+    )
 
 
 def _of_task(kept: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,8 +15,9 @@ _Known = dict[Seat, tuple[Digest | None, Scores]]  # the state that it was measu
 
 
 class Panel:
-    """Measures what is not known yet. A round's candidate is the next one's base, so it is
-    measured once, unless a site keeps something of its own that has changed since."""
+    """Measures what is not known yet: the candidate with what each site made in this round,
+    the base with what went with it. A round's candidate is the next one's base, so it is
+    measured once."""
 
     def __init__(self, engine: Engine, states: SiteStates, on_site: Callable[[], None]) -> None:
         self._engine, self._states, self._on_site = engine, states, on_site
@@ -34,10 +35,13 @@ class Panel:
         if self._done == (number, candidate[0]):
             return
         self._known = {name: self._known.get(name, {}) for name in (candidate[0], base[0])}
-        kept = {seat: self._states.before(seat, number + 1) for seat in seats}
-        marks = {seat: None if state is None else digest_of(state) for seat, state in kept.items()}
-        for name, vector in (candidate, base):
+        present = {seat: self._states.current(seat) for seat in seats}
+        after = {seat: self._states.pending(seat, number) or present[seat] for seat in seats}
+        for (name, vector), kept in ((candidate, after), (base, present)):
             known = self._known[name]
+            marks = {
+                seat: None if state is None else digest_of(state) for seat, state in kept.items()
+            }
             missing = [seat for seat in seats if known.get(seat, (b"",))[0] != marks[seat]]
             results = self._engine.evaluate(missing, Trial(number, vector, kept.__getitem__))
             for seat, scores in zip(missing, results, strict=True):

@@ -46,7 +46,6 @@ from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
 from consortium.tasks import Task
 
-_EVER = 1 << 62  # later than any round
 _CHECKED_SITES = 64
 
 
@@ -94,7 +93,7 @@ class Run:
         for seat, site in enumerate(self.sites, start=1):
             if site.name == name:
                 here = simulated_site(site, seat, self.plan, self.seed, 0, "predict")
-                state = self.states.before(Seat(seat), _EVER)
+                state = self.states.current(Seat(seat))
                 return self.local.complete(here, self.model, state)
         raise UsageError(f"there is no site `{name}`")
 
@@ -243,6 +242,7 @@ class _Simulation:
                 "the data directory holds a run of another plan or task",
                 hint="take a new directory, or the plan and the task that it was made with",
             )
+        self._settle()  # a run that was killed may not have come to it
         if not state.versions:
             self._feed(i.InstallModel(blobs.put(save_model(layout, self._start)), now_ms))
         self._admit()
@@ -287,6 +287,7 @@ class _Simulation:
             if ended is None:
                 continue
             self._add_sites(ended)
+            self._settle()
             self._forget()
             if self._coordinator is not None:
                 self._coordinator.keep_checkpoint()
@@ -303,6 +304,13 @@ class _Simulation:
                 for site, means in self._cohort.means(over.model).items()
             }
             ended.worst = worst_of(ended.sites, self._terms.metrics)
+
+    def _settle(self) -> None:
+        """What sites kept in the round that ended counts if its candidate was published."""
+        over, state = self._driver.state.ended, self._driver.state
+        if over is not None:
+            is_published = state.versions[state.current].round == over.number
+            self._states.settle(over.number, over.members if is_published else ())
 
     def _forget(self) -> None:
         """In memory, what a round leaves behind is dropped: memory follows the cohort and not

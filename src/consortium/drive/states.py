@@ -1,71 +1,104 @@
 """What sites keep between rounds: adapters, statistics, variates. It never leaves a site.
 
-A state is kept under the round that made it. A site that trains in round n starts from the
-newest state of an earlier round, so that training again after a crash, in the same round,
-starts from the same state and gives the same update.
+A site's state belongs to the model that it was trained with. What a round made is pending
+until the round is over: if its candidate became the model, and the site's update was in
+it, the pending state becomes the site's own; else it is forgotten, as the candidate is. So
+training again after a crash starts from the same state and gives the same update, and a
+site's variate never runs ahead of the server's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from consortium.core.ids import Seat
-from consortium.store.files import write_durably
+from consortium.store.files import sync_folder, write_durably
 
-_SUFFIX = ".safetensors"
+_CURRENT, _SUFFIX = "current", ".safetensors"
 
 
 class SiteStates(Protocol):
-    """Each site's states by round."""
+    """Each site's state, and what the open round made of it."""
 
-    def before(self, seat: Seat, number: int) -> bytes | None:
-        """The newest state of a round before `number`; None when there is none."""
+    def current(self, seat: Seat) -> bytes | None:
+        """What goes with the present model; None when the site keeps nothing yet."""
+        ...
+
+    def pending(self, seat: Seat, number: int) -> bytes | None:
+        """What training in round `number` made, while that round is not settled."""
         ...
 
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
-        """Keep the state that round `number` made, and forget what nobody can need."""
+        """Keep what training in round `number` made, before its update is known to anybody."""
+        ...
+
+    def settle(self, number: int, members: Collection[Seat]) -> None:
+        """Round `number` is over. `members` are those whose updates are in the model that it
+        published; nobody, when it published none. May be called twice."""
         ...
 
 
 class MemoryStates:
-    """States in a dictionary: gone with the process."""
+    """States in dictionaries: gone with the process."""
 
     def __init__(self) -> None:
-        self._states: dict[Seat, dict[int, bytes]] = {}
+        self._current: dict[Seat, bytes] = {}
+        self._pending: dict[Seat, tuple[int, bytes]] = {}
 
-    def before(self, seat: Seat, number: int) -> bytes | None:
-        known = self._states.get(seat, {})
-        rounds = [held for held in known if held < number]
-        return known[max(rounds)] if rounds else None
+    def current(self, seat: Seat) -> bytes | None:
+        return self._current.get(seat)
+
+    def pending(self, seat: Seat, number: int) -> bytes | None:
+        made_in, state = self._pending.get(seat, (0, b""))
+        return state if made_in == number else None
 
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
-        known = self._states.setdefault(seat, {})
-        known[number] = state
-        for old in sorted(known)[:-2]:
-            del known[old]
+        self._pending[seat] = number, state
+
+    def settle(self, number: int, members: Collection[Seat]) -> None:
+        for seat, (made_in, state) in list(self._pending.items()):
+            if made_in == number and seat in members:
+                self._current[seat] = state
+            if made_in <= number:
+                del self._pending[seat]
 
 
 class FileStates:
-    """States in files, durable before the update that belongs to them is known: a folder a
-    site, a file a round, the last two rounds."""
+    """States in files, a folder a site: `current.safetensors`, and one named for the open
+    round while it is pending. Durable before the update that belongs to them is known."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def before(self, seat: Seat, number: int) -> bytes | None:
-        rounds = [held for held in self._rounds(seat) if held < number]
-        return self._path(seat, max(rounds)).read_bytes() if rounds else None
+    def current(self, seat: Seat) -> bytes | None:
+        return _read(self._path(seat, _CURRENT))
+
+    def pending(self, seat: Seat, number: int) -> bytes | None:
+        return _read(self._path(seat, str(number)))
 
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._path(seat, number), state)
-        for old in self._rounds(seat)[:-2]:
-            self._path(seat, old).unlink(missing_ok=True)
+        write_durably(self._path(seat, str(number)), state)
 
-    def _path(self, seat: Seat, number: int) -> Path:
-        return self._folder / str(seat) / f"{number}{_SUFFIX}"
+    def settle(self, number: int, members: Collection[Seat]) -> None:
+        for path, made_in in self._made():
+            if made_in == number and Seat(int(path.parent.name)) in members:
+                path.rename(path.with_name(_CURRENT + _SUFFIX))
+                sync_folder(path.parent)
+            elif made_in <= number:
+                path.unlink(missing_ok=True)
 
-    def _rounds(self, seat: Seat) -> list[int]:
-        files = (self._folder / str(seat)).glob(f"*{_SUFFIX}")
-        return sorted(int(file.stem) for file in files if file.stem.isdecimal())
+    def _path(self, seat: Seat, name: str) -> Path:
+        return self._folder / str(seat) / f"{name}{_SUFFIX}"
+
+    def _made(self) -> Iterator[tuple[Path, int]]:
+        """Every pending state, and the round that made it."""
+        for path in sorted(self._folder.glob(f"*/*{_SUFFIX}")):
+            if path.stem.isdecimal() and path.parent.name.isdecimal():
+                yield path, int(path.stem)
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None

@@ -20,9 +20,11 @@ from consortium.data.table import Doubles
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.simulate import Run, simulate
 from consortium.errors import ImpossiblePlanError
+from consortium.plan.strategy import StrategySection
 from consortium.plan.values import EvaluationSection, FederationSection, Plan, SelectionSection
 from consortium.tasks import NumpyTask, Site, numpy_task
 
+_NO_CLIP = 1e30
 MIN_COHORT = 3  # of two sites, each could subtract its own and read the other's
 Features = Callable[[Site], Any]  # a site's training features, (records, columns)
 
@@ -59,6 +61,9 @@ def statistics_plan(quorum: int = MIN_COHORT, name: str = "statistics") -> Plan:
         federation=FederationSection(name=name, rounds=1, quorum=quorum),
         selection=SelectionSection(fraction=1.0),
         evaluation=EvaluationSection(enabled=False, gate=False),
+        # A clip that nothing reaches: else a site whose columns have other units would count
+        # as an outlier among the norms.
+        strategy=StrategySection(clip=_NO_CLIP),
     )
 
 

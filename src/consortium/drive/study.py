@@ -26,8 +26,9 @@ class Study:
     task_hash: Digest
 
 
-def load_study(plan_file: Path) -> Study:
-    """Read the plan, load its task and find its sites, all beside the plan file."""
+def load_study(plan_file: Path, sample: Path | None = None) -> Study:
+    """Read the plan, load its task and find its sites, all beside the plan file. A `sample` is
+    one site's data, or made-up data of the same form, for a plan that names no sites."""
     plan, folder = read_plan(plan_file), plan_file.parent
     entry = plan.task.entry
     if not entry:
@@ -36,7 +37,7 @@ def load_study(plan_file: Path) -> Study:
         load_task(entry, folder)  # says what is wrong with it
     bundle = make_bundle(folder, [entry.partition(":")[0], *plan.task.files])
     task = load_task(entry, folder)
-    sites = _sites(plan, folder)
+    sites = _sites(plan, folder) if sample is None else [SimulatedSite(sample.stem, sample)]
     local, _ = begin(task, plan, sites, seed=0)
     task_hash = bundle.task_hash(local.layout, entry, task.metrics, local.pinned)
     return Study(plan, task, sites, task_hash)

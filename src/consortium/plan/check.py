@@ -89,7 +89,7 @@ def _choices(plan: Plan) -> list[Problem]:
         found.append(
             Problem(
                 ("strategy", "weight_cap"),
-                f'weight_cap has no effect with weight = "{strategy.weight}"',
+                f'weight_cap has no effect with weight = "{strategy.weighing().by.value}"',
                 'weight = "capped"',
             )
         )
@@ -171,9 +171,10 @@ def _strategy_sentences(plan: Plan) -> list[str]:
             "of its records, in the clear."
         )
     if strategy.is_robust:
+        share = f"up to {strategy.hostile:.0%}" if strategy.uses_share else "a minority of"
         found.append(
-            f"HOSTILE SITES: `{strategy.rule}` is made for up to {strategy.hostile:.0%} hostile "
-            "sites. It is no privacy, and a patient attacker can stay within its limits."
+            f"HOSTILE SITES: `{strategy.rule}` is made for {share} hostile sites. It is no "
+            "privacy, and a patient attacker can stay within its limits."
         )
     if strategy.anomalies == "exclude":
         found.append(

@@ -58,7 +58,7 @@ def _idle(strategy: StrategySection) -> list[Problem]:
         "beta1": server != "sgd",
         "beta2": server in ("adam", "yogi"),
         "adaptivity": server in ("adam", "yogi", "adagrad"),
-        "hostile": strategy.is_robust and strategy.rule not in ("median", "geometric_median"),
+        "hostile": strategy.uses_share,
         "radius": strategy.rule == "centred_clipping",
     }
     remedies = {"hostile": 'rule = "trimmed_mean"', "radius": 'rule = "centred_clipping"'}
@@ -142,6 +142,8 @@ def _needed(strategy: StrategySection, updates: int) -> int:
 
 
 def _hostile(strategy: StrategySection, updates: int) -> int:
+    if not strategy.uses_share:
+        return 0
     return math.ceil(strategy.hostile * updates - 1e-9)
 
 

@@ -62,7 +62,7 @@ class StrategySection(Section):
     ] = Field(default="fedavg", description="a name for a combination of the parts below")
     weight: Literal["samples", "uniform", "capped", "sqrt"] | None = Field(
         default=None,
-        description="how much a site counts; unset: samples, or uniform under a robust rule",
+        description="how much a site counts; unset: samples, or uniform (robust, variates)",
     )
     weight_cap: float | None = Field(
         default=None, gt=0, description='samples, for weight = "capped"'
@@ -132,13 +132,19 @@ class StrategySection(Section):
         return self.rule != "mean"
 
     @property
+    def uses_share(self) -> bool:
+        """Whether the rule is told how many sites may be hostile."""
+        return self.rule in ("trimmed_mean", "krum", "multi_krum")
+
+    @property
     def needs_rows(self) -> bool:
         """Whether single updates are looked at: then a sum over a block of sites will not do."""
         return self.is_robust or self.anomalies == "exclude"
 
     def weighing(self) -> Weigh:
         """How much each site counts."""
-        by = self.weight or ("uniform" if self.is_robust else "samples")
+        is_even = self.is_robust or self.has_variates  # variates are means over sites
+        by = self.weight or ("uniform" if is_even else "samples")
         return Weigh(Weighting(by), self.weight_cap or 0.0)
 
     def combining(self) -> Rule:

@@ -137,15 +137,12 @@ def _size(batch: Batch) -> int:
 
 
 def _records(data: Any, what: str) -> Records:
-    is_loader = isinstance(data, DataLoader)
-    dataset = data.dataset if is_loader else data
-    is_stream = is_loader and isinstance(dataset, IterableDataset)
-    if is_stream or (isinstance(dataset, Dataset) and not hasattr(dataset, "__len__")):
-        raise SiteDataError(
-            f"the {what} data does not say how many records it has",
-            hint="give a Dataset that has __len__ and __getitem__",
-        )
-    if is_loader:
+    if isinstance(data, DataLoader):
+        if isinstance(data.dataset, IterableDataset):
+            raise SiteDataError(
+                f"the {what} data does not say how many records it has",
+                hint="load from a Dataset that has __len__ and __getitem__",
+            )
         return LoaderRecords(data)
     pair = _tensor_pair(data)
     if pair is not None:
@@ -156,8 +153,9 @@ def _records(data: Any, what: str) -> Records:
         return TensorRecords(*pair)
     strange = isinstance(data, tuple | dict | str | bytes | Tensor | np.ndarray)
     if strange or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        mend = "give it __len__ and __getitem__, or " if isinstance(data, Dataset) else ""
         raise TaskResultError(
-            f"the {what} data is a {type(data).__name__}", hint=f"return {_KINDS}"
+            f"the {what} data is a {type(data).__name__}", hint=f"{mend}return {_KINDS}"
         )
     return DatasetRecords(data)
 
