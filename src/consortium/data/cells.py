@@ -116,7 +116,7 @@ def numbers(block: Block, place: int) -> Doubles:
         values = np.array([_number(block, place, row, cell) for row, cell in enumerate(cells)])
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
-        raise block.wrong(place, row, "the number is infinite")
+        raise block.wrong(place, row, "the number is infinite", hint="leave it empty: missing")
     return values.reshape(-1, 1).astype(np.float64)
 
 
@@ -158,7 +158,12 @@ def codes_of(categories: Sequence[str]) -> Encoder:
         found = np.array([codes[cell] for cell in block.cells(place)], np.float64)
         if (found == len(categories)).any():
             row = int(np.flatnonzero(found == len(categories))[0])
-            raise block.wrong(place, row, "the label is not among the categories given for it")
+            raise block.wrong(
+                place,
+                row,
+                "the label is not among the categories given for it",
+                hint="name every class that any site has, at all sites alike",
+            )
         return np.where(found > len(categories), np.nan, found).reshape(-1, 1)
 
     return encode
