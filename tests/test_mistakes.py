@@ -197,6 +197,22 @@ def refused(folder: Path, exit_code: int, code: str, says: str, hint: str, **stu
     assert hint in help_line
 
 
+@pytest.mark.parametrize(
+    "err",
+    [
+        "Traceback (most recent call last)\nerror[E0204]: x\nhint: y",
+        f"error[E0204]: could not read {SECRET}\nhint: y",
+        f"error[E0204]: could not read {csv(1).splitlines()[3].split(',')[1]}\nhint: y",
+        "error[E0204]: something is wrong",
+        "something is wrong\nhint: mend it",
+    ],
+)
+def test_bad_manners_are_noticed(tmp_path: Path, err: str) -> None:
+    write_study(tmp_path)
+    with pytest.raises(AssertionError):
+        check_manners(Told(1, "", err), tmp_path)
+
+
 # ---- the data -----------------------------------------------------------------------
 
 
@@ -229,7 +245,7 @@ def refused(folder: Path, exit_code: int, code: str, says: str, hint: str, **stu
             "line 2, column `label`: not a number",
             "positive=",
         ),
-        ({"s1": with_line("inf,0.5,0.5,1")}, "E0207", "the number is infinite", ""),
+        ({"s1": with_line("inf,0.5,0.5,1")}, "E0207", "the number is infinite", "missing"),
         ({"s1": with_line(f"{SECRET},0.5,0.5,0.5,1")}, "E0205", "5 cells instead of 4", "quotes"),
         ({"s1": EMPTY}, "E0205", "s1.csv is empty", "names of the columns"),
         ({"s1": "age,dose,weight,label\n"}, "E0210", "site s1: 0 usable records", "leave the"),
@@ -360,7 +376,7 @@ def test_no_test_records(tmp_path: Path) -> None:
         (
             TASK.replace(MODEL, "nn.Linear(3, 2).requires_grad_(False)"),
             "no parameter is left to train",
-            "",
+            "co.frozen(layer)",
         ),
     ],
 )
@@ -514,17 +530,35 @@ def test_a_plan_that_asks_too_much_of_a_numpy_task(
 # ---- training that goes wrong -------------------------------------------------------
 
 
+DEEP = TASK.replace(
+    MODEL, "nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))"
+)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_that_diverges_ends_without_a_model_and_says_why(
     tmp_path: Path, workers: int
 ) -> None:
-    deep = "nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))"
     plan = PLAN.replace("epochs = 1", "epochs = 20\nlr = 1e20")
-    told = run(tmp_path, task=TASK.replace(MODEL, deep), plan=plan, workers=workers)
+    told = run(tmp_path, task=DEEP, plan=plan, workers=workers)
     assert told.exit_code == 8
     assert told.out.count("failed (no_quorum); lost s") == 2
     assert "error[E0306]: no round completed: lost s" in told.err
     assert "hint: training: its numbers were not finite: lower lr" in told.err
+
+
+def test_a_model_too_wild_to_be_evaluated_is_told(tmp_path: Path) -> None:
+    """Its numbers are finite, those of its losses are not."""
+    plan = PLAN.replace("epochs = 1", "epochs = 1\nlr = 1e15")
+    says = "evaluate gave a mean that is not finite"
+    refused(tmp_path, 1, "E0204", says, "lower lr", task=DEEP, plan=plan)
+
+
+def test_a_model_that_gets_worse_is_kept_out_and_said_to_be(tmp_path: Path) -> None:
+    told = run(tmp_path, plan=PLAN.replace("epochs = 1", "epochs = 1\nlr = 1e5"))
+    assert told.exit_code == 0
+    assert told.out.count(" kept") == 2
+    assert "no candidate was accepted: this is the model that the study started" in told.err
 
 
 def test_missing_values_in_a_data_set_end_with_a_word_about_them(tmp_path: Path) -> None:

@@ -269,7 +269,10 @@ def _scores(site: Site, task: Task, result: Any) -> Scores:
         ) from None
     count = _count(site, "evaluate", records)
     if not all(math.isfinite(value) for value in values):
-        raise TaskResultError(f"site {site.name}: evaluate gave a mean that is not finite")
+        raise TaskResultError(
+            f"site {site.name}: evaluate gave a mean that is not finite",
+            hint="the model may have diverged: lower lr; or test records have missing values",
+        )
     return [value * count for value in values], count
 
 

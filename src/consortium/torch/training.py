@@ -199,7 +199,10 @@ def only_training(place: Workplace, names: tuple[str, ...]) -> Iterator[dict[str
     wanted = {name for name in names if before[name]}
     parameters = dict(place.model.named_parameters())
     if not wanted:
-        raise TaskResultError("no parameter is left to train: all have requires_grad=False")
+        raise TaskResultError(
+            "no parameter is left to train: all have requires_grad=False",
+            hint="mark fixed layers with co.frozen(layer), and leave the others as they are",
+        )
     _set_training(place)
     try:
         for name, parameter in parameters.items():
