@@ -485,15 +485,15 @@ def test_a_numpy_task_that_returns_the_wrong_thing(tmp_path: Path) -> None:
         ("[evaluation]\nmetric = 'auroc'", 3, "E0114", "`auroc`, which the task", "loss, accuracy"),
         (
             "[personal]\nname = 'fedper'\nlayers = ['haed']",
-            1,
-            "E0204",
+            3,
+            "E0114",
             "the layer `haed`",
             "are: weight, bias",
         ),
         ("[personal]\nlayers = ['bias']", 3, "E0114", "layers has no effect", "fedper"),
-        ("[personal]\nname = 'fedper'", 1, "E0204", "and the model has none", "layers = ["),
-        ("[personal]\nname = 'fedrep'", 1, "E0204", "and the model has none", "private(...)"),
-        ("[personal]\nname = 'fedbn'", 1, "E0204", "the model has none", "no BatchNorm layer"),
+        ("[personal]\nname = 'fedper'", 3, "E0114", "and the model has none", "layers = ["),
+        ("[personal]\nname = 'fedrep'", 3, "E0114", "and the model has none", "private(...)"),
+        ("[personal]\nname = 'fedbn'", 3, "E0114", "the model has none", "no BatchNorm layer"),
         (
             "[personal]\nname = 'fedper'\nlayers = ['weight', 'bias']",
             3,
@@ -548,10 +548,12 @@ def test_training_that_diverges_ends_without_a_model_and_says_why(
 
 
 def test_a_model_too_wild_to_be_evaluated_is_told(tmp_path: Path) -> None:
-    """Its numbers are finite, those of its losses are not."""
-    plan = PLAN.replace("epochs = 1", "epochs = 1\nlr = 1e15")
-    says = "evaluate gave a mean that is not finite"
-    refused(tmp_path, 1, "E0204", says, "lower lr", task=DEEP, plan=plan)
+    """Its numbers are finite, those of its losses are not: nobody can judge it."""
+    told = run(tmp_path, task=DEEP, plan=PLAN.replace("epochs = 1", "epochs = 1\nlr = 1e15"))
+    assert told.exit_code == 0
+    assert told.out.count("unjudged") == 2
+    assert "lost s0 (model)" in told.out
+    assert "no candidate was accepted: this is the model that the study started" in told.err
 
 
 def test_a_model_that_gets_worse_is_kept_out_and_said_to_be(tmp_path: Path) -> None:
@@ -652,3 +654,11 @@ def test_data_read_by_the_tasks_file_in_a_shell(tmp_path: Path) -> None:
     line = len(plan.with_name("task.py").read_text().splitlines())
     assert done.returncode == 3
     assert f"task.py cannot be run: ValueError in line {line}" in done.stderr
+
+
+def test_the_same_columns_in_another_order_are_noticed(tmp_path: Path) -> None:
+    """Where no layer is private the model would take one column for another."""
+    rows = [line.split(",") for line in csv(1).splitlines()]
+    swapped = [",".join([row[1], row[0], *row[2:]]) for row in rows]
+    files = {"s1": "\n".join(swapped) + "\n"}
+    refused(tmp_path, 3, "E0209", "in another order", "columns=[", files=files)

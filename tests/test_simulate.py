@@ -280,11 +280,6 @@ def boom(*_: object) -> Any:
         ({"train": lambda site, shared: ({"w": shared["w"]}, 1)}, LayoutError, "`b` is missing"),
         ({"evaluate": lambda site, shared: ({"loss": 1.0}, 1)}, TaskResultError, "left out 'mae'"),
         ({"evaluate": lambda site, shared: 1.0}, TaskResultError, "evaluate returned float"),
-        (
-            {"evaluate": lambda site, shared: ({"loss": 1.0, "mae": np.nan}, 1)},
-            TaskResultError,
-            "not finite",
-        ),
         ({"start": lambda rng: {}}, LayoutError, "shares no tensor"),
         ({"start": lambda rng: {"w": np.float32([np.nan])}}, TaskResultError, "not finite"),
     ],
@@ -295,3 +290,19 @@ def test_a_task_that_breaks_its_contract_is_told_so(
     with pytest.raises(error, match=says) as caught:
         simulate(changed(**functions), PLAN, sites(4), seed=1)
     assert "4711" not in str(caught.value)
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_a_member_where_the_candidate_gives_no_number_does_not_judge_it(record: bool) -> None:
+    def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        is_wild = site.name == "site-1" and bool(np.any(shared["w"]))
+        return {"loss": np.inf if is_wild else 1.0, "mae": 0.0}, 5
+
+    plan = parse_plan("[federation]\nrounds = 2\nquorum = 2\n[selection]\nfraction = 1.0\n")
+    run = simulate(
+        replace(TASK, evaluate=evaluate), plan, sites(3), seed=1, options=Options(record=record)
+    )
+    assert [record.outcome for record in run.history.rounds] == ["accepted", "accepted"]
+    assert [record.lost for record in run.history.rounds] == [[("site-1", "model")]] * 2
+    assert run.history.rounds[0].samples == 10
+    assert set(run.history.rounds[-1].sites) == {"site-0", "site-2"}

@@ -102,6 +102,9 @@ class Inventory:
     private: tuple[TensorSpec, ...] = ()
     frozen: tuple[TensorSpec, ...] = ()
     pinned: Digest | None = None  # of the frozen tensors' bytes: the same at every site
+    columns: tuple[str, ...] | None = (
+        None  # of the records, if sites must have the same: stays here
+    )
 
 
 Start = Callable[[np.random.Generator], Tensors]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from consortium.errors import LayoutError, TaskResultError
+from consortium.errors import ImpossiblePlanError, LayoutError, TaskResultError
 from consortium.plan.values import PersonalSection
 from consortium.torch import HospitalNet, frozen, private
 from consortium.torch.marks import Parts, sort_tensors
@@ -87,7 +87,7 @@ def test_a_layers_name_is_not_a_prefix_of_letters() -> None:
 
 
 def test_an_unknown_layer_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(TaskResultError, match="`haed`") as caught:
+    with pytest.raises(ImpossiblePlanError, match="`haed`") as caught:
         parts(Net(4), layers=("haed",))
     assert "adapter, body, head" in caught.value.hint
 
@@ -110,7 +110,7 @@ def test_fedbn_leaves_frozen_layers_frozen() -> None:
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbn"])
 def test_a_personalisation_with_nothing_private_is_refused(name: str) -> None:
-    with pytest.raises(TaskResultError, match="the model has none"):
+    with pytest.raises(ImpossiblePlanError, match="the model has none"):
         parts(nn.Linear(2, 2), name=name)
 
 

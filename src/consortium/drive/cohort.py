@@ -182,6 +182,9 @@ class Cohort:
         self._panel.measure(
             number, (model, self._vector(model)), (base, self._vector(base)), unheard
         )
+        lost = self._panel.unusable((model, base), unheard)
+        if lost is not None:
+            return i.Fail(number, lost, Failure.MODEL, None, now_ms)
         seats = unheard if state.roster.is_simulated(unheard[0]) else unheard[:1]
         candidates = self._panel.scores(model, seats)
         samples = sum(records for _, records in candidates)

@@ -134,7 +134,7 @@ def _begin(task: Task, plan: Plan, first: SimulatedSite, seed: int) -> tuple[Loc
     try:
         tensors = task.first(site)
         layout = Layout.of(tensors)
-        pinned = task.inventory(site).pinned
+        inventory = task.inventory(site)
     except SiteDataError as error:
         raise named(error, first.name) from error.__cause__
     except ConsortiumError:
@@ -145,4 +145,5 @@ def _begin(task: Task, plan: Plan, first: SimulatedSite, seed: int) -> tuple[Loc
     vector = layout.flatten(tensors)
     if not np.isfinite(vector).all():
         raise TaskResultError("start gave numbers that are not finite")
-    return LocalWork(task, layout, plan, pinned, first.name), vector
+    found = inventory.pinned, inventory.columns
+    return LocalWork(task, layout, plan, *found, made_by=first.name), vector

@@ -22,6 +22,7 @@ from consortium.errors import (
     ImpossiblePlanError,
     LayoutError,
     QualityError,
+    SchemaError,
     SiteDataError,
     TaskError,
     TaskResultError,
@@ -47,7 +48,8 @@ class Contribution:
     failure: Failure | None = None  # why this site falls out of the round
 
 
-Scores = tuple[list[float], int]  # (sum of each metric over the test records, how many)
+# (sum of each metric over the test records, how many); not finite: the model is not usable here
+Scores = tuple[list[float], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class LocalWork:
     layout: Layout
     plan: Plan
     pinned: Digest | None = None  # of the frozen tensors, where the layout was made
+    columns: tuple[str, ...] | None = None  # there, if the task knows them
     made_by: str = ""  # the site whose data gave the layout, for error messages
 
     def train(
@@ -105,6 +108,12 @@ class LocalWork:
         found = Layout(inventory.leaves)
         if found != self.layout:
             raise self._layout_error(site, self.layout.difference(found))
+        if inventory.columns != self.columns:
+            raise SchemaError(
+                f"site {site.name}: its columns are not those of site {self.made_by}, or in "
+                "another order, and the model takes them all alike",
+                hint='read_csv(..., columns=["age", ...]) reads the same ones in the same order',
+            )
         if inventory.pinned != self.pinned:
             raise LayoutError(
                 f"site {site.name}: the frozen layers are not those of site {self.made_by}",
@@ -132,7 +141,10 @@ class LocalWork:
             result = Trained(*result)
         if not isinstance(result, Trained) or not isinstance(result.shared, Mapping):
             kind = type(result).__name__
-            raise TaskResultError(f"site {site.name}: train returned {kind}, not (shared, records)")
+            raise TaskResultError(
+                f"site {site.name}: train returned {kind}",
+                hint="return (shared, records), or consortium.Trained(...)",
+            )
         if result.state is not None and not _can_be_kept(result.state):
             raise TaskResultError(
                 f"site {site.name}: what train keeps is not a dictionary of arrays of numbers",
@@ -229,7 +241,10 @@ def where(error: BaseException, function: Any) -> str:
     code = getattr(function, "__code__", None)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
     frame = (own or frames)[-1]
-    return f"{type(error).__name__} in {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    parts = frame.filename.split("/")
+    # A library's file may have the name of the user's own: say whose it is.
+    place = parts[-1] if own else "/".join(parts[-3:])
+    return f"{type(error).__name__} in {place}:{frame.lineno}"
 
 
 def _can_be_kept(state: object) -> bool:
@@ -261,18 +276,16 @@ def _scores(site: Site, task: Task, result: Any) -> Scores:
         means, records = result
         values = [float(means[metric.name]) for metric in task.metrics]
     except KeyError as error:
-        raise TaskResultError(f"site {site.name}: evaluate left out {error}") from None
+        raise TaskResultError(
+            f"site {site.name}: evaluate left out {error}",
+            hint="return ({metric: mean}, records) with every metric that the task reports",
+        ) from None
     except (TypeError, ValueError):
         raise TaskResultError(
-            f"site {site.name}: evaluate returned {type(result).__name__}, "
-            "not ({metric: mean}, records)"
+            f"site {site.name}: evaluate returned {type(result).__name__}",
+            hint="return ({metric: mean}, records)",
         ) from None
     count = _count(site, "evaluate", records)
-    if not all(math.isfinite(value) for value in values):
-        raise TaskResultError(
-            f"site {site.name}: evaluate gave a mean that is not finite",
-            hint="the model may have diverged: lower lr; or test records have missing values",
-        )
     return [value * count for value in values], count
 
 

@@ -53,12 +53,21 @@ class Panel:
         """What was measured of a model at these seats."""
         return [self._known[model][seat][1] for seat in seats]
 
+    def unusable(self, models: Sequence[Digest], seats: Sequence[Seat]) -> Seat | None:
+        """The first of these sites where a model gives no finite number, if there is one."""
+        for seat in seats:
+            sums = [value for model in models for value in self._known[model][seat][1][0]]
+            if not all(map(math.isfinite, sums)):
+                return seat
+        return None
+
     def means(self, model: Digest) -> dict[Seat, list[float]]:
         """Each site's mean of each metric for a model that was just measured."""
         known = self._known.get(model, {})
         return {
             seat: [total / records for total in sums]
             for seat, (_, (sums, records)) in known.items()
+            if all(map(math.isfinite, sums))
         }
 
 

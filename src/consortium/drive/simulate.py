@@ -130,6 +130,16 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
         )
+    _check_sites(task, plan, sites)
+
+
+def _check_sites(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
+    """Say before the first round which site's model is not like the others'. Of a thousand
+    sites only the first are asked: the others are, when they train."""
+    local, _ = begin(task, plan, sites, 0)
+    for seat, site in enumerate(sites[:_CHECKED_SITES], start=1):
+        with suppress(QualityError):  # such a site sits the rounds out, and says so
+            local.check(simulated_site(site, seat, plan, 0, 0, "start"))
 
 
 class _Simulation:
@@ -147,7 +157,6 @@ class _Simulation:
         self._terms = plan.terms(task.metrics)
         local, self._start = begin(task, plan, sites, seed)
         self._local, self._layout = local, local.layout
-        self._check_sites(local)
         self._clock = ManualClock()
         self._history = History(lambda seat: sites[seat - 1].name)
         self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
@@ -167,14 +176,6 @@ class _Simulation:
             options.drops,
             options.on_work,
         )
-
-    def _check_sites(self, local: LocalWork) -> None:
-        """Say before the first round which site's model is not like the others'. Of a
-        thousand sites only the first are asked: the others are, when they train."""
-        for seat, site in enumerate(self._sites[:_CHECKED_SITES], start=1):
-            here = simulated_site(site, seat, self._plan, self._seed, 0, "start")
-            with suppress(QualityError):  # such a site sits the rounds out, and says so
-                local.check(here)
 
     def close(self) -> None:
         self._cohort.close()

@@ -39,7 +39,7 @@ class TaskResultError(TaskError):
 
     code = "E0204"
     exit_code = 1
-    advice = "train returns (shared, records); evaluate returns ({metric: mean}, records)"
+    advice = "see docs/how-to/write-a-task.md, or write-a-numpy-task.md"
 
 
 class SiteDataError(TaskError):

@@ -61,6 +61,12 @@ def _place(tensor: Tensor) -> int:
 class _SteeredDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Seeds the default generator before each operation that draws from it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks this. With True it imports its compiler at the first draw, for a second or
+        two, only to keep it away from us; nothing is compiled while a model is built."""
+        return False
+
     def __init__(self, seed: int, apart: frozenset[int] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self._seed = seed

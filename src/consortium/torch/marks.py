@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from consortium.errors import LayoutError, TaskResultError
+from consortium.errors import ImpossiblePlanError, LayoutError, TaskResultError
 from consortium.plan.values import PersonalSection
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -116,7 +116,7 @@ def _marks(model: nn.Module, personal: PersonalSection) -> dict[str, Fate]:
         if layer not in names:
             layers = [name for name, _ in model.named_children()]
             there = ", ".join(layers or [name for name, _ in model.named_parameters()])
-            raise TaskResultError(
+            raise ImpossiblePlanError(
                 f"[personal] names the layer `{layer}`, which the model does not have",
                 hint=f"its layers are: {there or 'none'}",
             )
@@ -154,7 +154,7 @@ def _place(tensor: Tensor) -> int:
 def _check(by_fate: dict[Fate, list[str]], personal: PersonalSection) -> None:
     if personal.name in ("fedper", "fedrep", "fedbn") and not by_fate["private"]:
         hint = 'name layers in [personal] layers = ["head"], or mark one with private(...)'
-        raise TaskResultError(
+        raise ImpossiblePlanError(
             f'[personal] name = "{personal.name}" keeps private layers, and the model has none',
             hint=f"it has no BatchNorm layer; {hint}" if personal.name == "fedbn" else hint,
         )

@@ -116,6 +116,8 @@ class TorchTask:
                 private=_specs(read_arrays(bench.model, parts.staying)),
                 frozen=_specs(frozen),
                 pinned=digest_of(save_tensors(frozen)) if frozen else None,
+                # A private layer may take any columns; without one they must be everybody's.
+                columns=None if parts.private else getattr(bench.given_train, "columns", None),
             )
 
     def first(self, site: Site) -> Arrays:
