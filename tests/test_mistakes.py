@@ -661,4 +661,4 @@ def test_the_same_columns_in_another_order_are_noticed(tmp_path: Path) -> None:
     rows = [line.split(",") for line in csv(1).splitlines()]
     swapped = [",".join([row[1], row[0], *row[2:]]) for row in rows]
     files = {"s1": "\n".join(swapped) + "\n"}
-    refused(tmp_path, 3, "E0209", "in another order", "columns=[", files=files)
+    refused(tmp_path, 3, "E0209", "in another order", "columns=[", data=files)
