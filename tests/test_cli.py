@@ -337,3 +337,16 @@ def test_an_unexpected_error_keeps_its_evidence_to_itself(
     with pytest.raises(SystemExit) as ended:
         interrupted()
     assert ended.value.code == 130
+
+
+def test_the_readme_shows_what_init_writes(tmp_path: Path) -> None:
+    """Word for word, and in no more than thirty lines that a person would have to write."""
+    assert run("init", str(tmp_path / "mine"), "--torch").returncode == 0
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    lines = 0
+    for name in ("task.py", "consortium.toml"):
+        text = (tmp_path / "mine" / name).read_text()
+        assert f"\n{text}```" in readme
+        body = text.split('"""')[-1]  # without the task's docstring
+        lines += sum(bool(line.split("#")[0].strip()) for line in body.splitlines())
+    assert lines <= 30

@@ -34,7 +34,6 @@ from consortium.drive.statistics import (
 from consortium.errors import (
     ImpossiblePlanError,
     InsufficientParticipantsError,
-    SiteDataError,
 )
 from consortium.plan import parse_plan
 from consortium.tasks import Inventory, NumpyTask, Site, Trained
@@ -420,7 +419,7 @@ def test_a_column_that_nobody_has_is_told() -> None:
     data = tables(0, [5, 5, 5])
     for table in data:
         table[:, 1] = np.nan
-    with pytest.raises(SiteDataError, match="no site has a value of height"):
+    with pytest.raises(InsufficientParticipantsError, match="a value in every column"):
         federated_statistics(statistics_sites(data), features, COLUMNS)
 
 

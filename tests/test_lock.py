@@ -27,6 +27,7 @@ from consortium.errors import (
     VerificationError,
 )
 from consortium.model import Layout, digest_of, load_model, save_model
+from consortium.plan import Plan
 from consortium.tasks import Inventory, NumpyTask, Site
 from consortium.tensors import TensorSpec
 from tests.studies import TASK
@@ -182,11 +183,12 @@ def test_a_study_that_could_not_run_is_not_locked(folder: Path, more: str, says:
 
 def test_it_shows_what_leaves_and_what_stays(folder: Path) -> None:
     lines = call("lock", folder / "plan.toml", "--seed", "7").stdout.splitlines()
-    assert lines[:5] == [
-        "LEAVES  every round, 40 bytes at least",
+    assert lines[:6] == [
+        "LEAVES  every round, 40 bytes",
         "        b  F64             2      16 bytes",
         "        w  F32           2x3      24 bytes",
-        "LEAVES  once a round: how many records, the sums of the metrics",
+        "LEAVES  every round: a weight made of how many records there are",
+        "LEAVES  every round: how many test records, the sums of the metrics",
         "STAYS   the records",
     ]
 
@@ -197,10 +199,11 @@ def test_private_and_frozen_tensors_are_shown_to_stay() -> None:
         private=(TensorSpec("head", (10,), "F64"), TensorSpec("count", (), "I64")),
         frozen=(TensorSpec("embedding", (5, 2), "F16"),),
     )
-    assert inventory_text(inventory).splitlines() == [
-        "LEAVES  every round, 4,000,000 bytes at least",
+    assert inventory_text(inventory, Plan()).splitlines() == [
+        "LEAVES  every round, 4,000,000 bytes",
         "        body.weight  F32     1000x1000  4,000,000 bytes",
-        "LEAVES  once a round: how many records, the sums of the metrics",
+        "LEAVES  every round: a weight made of how many records there are",
+        "LEAVES  every round: how many test records, the sums of the metrics",
         "STAYS   the records",
         "STAYS   88 bytes that the site keeps for itself",
         "        head   F64            10      80 bytes",

@@ -20,6 +20,7 @@ from consortium.errors import (
     InsufficientParticipantsError,
     LayoutError,
     TaskResultError,
+    UsageError,
 )
 from consortium.plan import Plan, parse_plan
 from consortium.tasks import NumpyTask, Site
@@ -293,16 +294,21 @@ def test_a_task_that_breaks_its_contract_is_told_so(
 
 
 @pytest.mark.parametrize("record", [False, True])
-def test_a_member_where_the_candidate_gives_no_number_does_not_judge_it(record: bool) -> None:
+def test_a_candidate_that_gives_no_number_at_one_member_is_kept_out(record: bool) -> None:
+    """The others must not vote a model in that one of them cannot use."""
+
     def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
         is_wild = site.name == "site-1" and bool(np.any(shared["w"]))
-        return {"loss": np.inf if is_wild else 1.0, "mae": 0.0}, 5
+        return {"loss": np.nan if is_wild else 1.0, "mae": 0.0}, 5
 
     plan = parse_plan("[federation]\nrounds = 2\nquorum = 2\n[selection]\nfraction = 1.0\n")
     run = simulate(
         replace(TASK, evaluate=evaluate), plan, sites(3), seed=1, options=Options(record=record)
     )
-    assert [record.outcome for record in run.history.rounds] == ["accepted", "accepted"]
-    assert [record.lost for record in run.history.rounds] == [[("site-1", "model")]] * 2
-    assert run.history.rounds[0].samples == 10
-    assert set(run.history.rounds[-1].sites) == {"site-0", "site-2"}
+    assert [record.outcome for record in run.history.rounds] == ["kept", "kept"]
+    assert run.history.rounds[-1].worst["loss"] == ("site-1", 1e30)
+
+
+def test_two_sites_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="the same name"):
+        simulate(TASK, Plan(), [sites(1)[0]] * 3, seed=1)

@@ -249,14 +249,14 @@ def test_a_candidate_is_tried_with_what_was_made_with_it() -> None:
     def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
         rounds = [] if site.state is None else [int(n) for n in site.state["rounds"]]
         told.append((site.round, rounds))
-        return {"loss": 1.0 / site.round, "mae": 0.0}, 5
+        return {"loss": 1.0 / (1 + site.round), "mae": 0.0}, 5
 
     told: list[tuple[int, list[int]]] = []
     plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
     simulate(replace(COUNTING, evaluate=evaluate), plan, sites(3), seed=1)
     assert told == [
         *[(1, [1])] * 3,
-        *[(1, [])] * 3,
+        *[(0, [1])] * 3,  # nothing went with the first model: then what was just made
         *[(2, [1, 2])] * 3,
         *[(3, [1, 2, 3])] * 3,
     ]
@@ -276,12 +276,12 @@ def test_what_sites_made_in_a_round_that_was_kept_out_is_forgotten() -> None:
 def test_a_base_is_not_tried_twice_where_nothing_is_kept() -> None:
     def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
         told.append(site.round)
-        return {"loss": 1.0 / site.round, "mae": 0.0}, 5
+        return {"loss": 1.0 / (1 + site.round), "mae": 0.0}, 5
 
     told: list[int] = []
     plan = parse_plan("[federation]\nrounds = 3\n[selection]\nfraction = 1.0\n")
     simulate(replace(TASK, evaluate=evaluate), plan, sites(3), seed=1)
-    assert told == [1] * 6 + [2] * 3 + [3] * 3
+    assert told == [1] * 3 + [0] * 3 + [2] * 3 + [3] * 3  # a model is tried as in its own round
 
 
 def test_a_task_that_keeps_nothing_new_keeps_what_it_had() -> None:

@@ -21,9 +21,12 @@ from consortium.errors import (
     StalenessError,
     UpdateError,
 )
-from consortium.model import STEP, Form, Update, load_update
+from consortium.model import Form, Update, load_update
+from consortium.plan.strategy import TAU
 from consortium.update.clip import norms
 from consortium.update.stage import Rows
+
+MAX_STEPS = 1e6  # of one site in one round: more is a lie or a mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,16 @@ def check_weight(update: Update, expected: Expected) -> None:
 
 
 def check_magnitude(update: Update, expected: Expected) -> float:
-    """The norm, which must be finite and not exceed the clip when the plan has one."""
-    weight = np.array([update.weight])
-    step = expected.form.part(update.row, STEP)
+    """The norm of all that is sent but FedNova's count of steps. It must be finite and not
+    exceed the clip when the plan has one; the count must be one that local training can take,
+    because it stretches everybody's steps."""
+    form, weight = expected.form, np.array([update.weight])
+    names = [name for name, _ in form.vectors]
+    if TAU in names and not 0 < float(form.part(update.row, TAU)[0]) <= MAX_STEPS:
+        raise MagnitudeError("the update claims a number of local steps that cannot be")
+    sent = np.concatenate([form.part(update.row, name) for name in names if name != TAU])
     with np.errstate(over="ignore"):
-        norm = float(norms(Rows(step[None, :], weight, weight))[0])
+        norm = float(norms(Rows(sent[None, :], weight, weight))[0])
     if not math.isfinite(norm) or (expected.clip is not None and norm > expected.clip):
         raise MagnitudeError("the update is larger than the plan's clip, or than any number")
     return norm

@@ -156,7 +156,8 @@ def test_a_site_without_statistics_takes_them_from_its_records() -> None:
     """Running statistics do not travel: as it comes, the model would be scaled wrongly."""
     shared = first(mixed)
     shifted = (DATA[0] * 50 + 1000, DATA[1])
-    complete = mixed.complete(site(data=shifted), shared).module
+    cold = PersonalSection(warmup=0)
+    complete = mixed.complete(site(data=shifted, personal=cold), shared).module
     norm = complete.adapter[1]  # type: ignore[index]
     hidden = complete.adapter[0](torch.tensor(shifted[0]))  # type: ignore[index]
     torch.testing.assert_close(norm.running_mean, hidden.mean(0), rtol=1e-4, atol=1e-3)

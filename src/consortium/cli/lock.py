@@ -35,8 +35,9 @@ def lock(
         envelope("lock", {"lock": str(folder / LOCK), "task": study.task_hash.hex()})
         return
     made, model = make_lock(study, secrets.randbits(32) if seed is None else seed)
+    found = inventory_of(study.task, study.sites[0].data, study.plan, study.sites[0].name)
+    data(inventory_text(found, study.plan))
     write_lock(folder, made, model)
-    data(inventory_text(inventory_of(study.task, study.sites[0].data, study.plan)))
     data(f"\ntask {made.task.hex()}\nplan {made.plan.hex()}\nmodel {made.model.hex()}")
     say(f"wrote {folder / LOCK} and {folder / MODEL}")
     told: dict[str, object] = {"lock": str(folder / LOCK), "model": str(folder / MODEL)}

@@ -86,9 +86,10 @@ def simulate(
     study = load_study(plan_file)
     plan = study.plan if rounds is None else _with_rounds(study.plan, rounds)
     sites = study.sites
-    check_study(study.task, plan, sites)
+    seed = _seed(seed, directory)
+    check_study(study.task, plan, sites, seed)
     absent = _away(away or [], sites)
-    kept, seed = _directory(directory), _seed(seed, directory)
+    kept = _directory(directory, seed)
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
     folder.begin(plan, seed)
     _introduce(plan, len(sites), seed, folder.path)
@@ -162,16 +163,15 @@ def _seed(given: int | None, directory: Path | None) -> int:
     """The seed as given, or of the run that the directory holds, or drawn."""
     file = None if directory is None else directory / "seed.txt"
     if file is not None and file.exists():
-        held = int(file.read_text())
-        if given not in (None, held):
+        text = file.read_text().strip()
+        if not text.isdecimal():
+            raise WrongPhaseError(f"{file} holds no seed", hint="write the run's seed into it")
+        if given not in (None, int(text)):
             raise WrongPhaseError(
-                f"{directory} holds a run with seed {held}", hint=f"--seed {held}, or leave it out"
+                f"{directory} holds a run with seed {text}", hint=f"--seed {text}, or leave it out"
             )
-        return held
-    seed = secrets.randbits(32) if given is None else given
-    if file is not None:
-        file.write_text(f"{seed}\n")
-    return seed
+        return int(text)
+    return secrets.randbits(32) if given is None else given
 
 
 def watch(
@@ -244,12 +244,14 @@ def _away(texts: list[str], sites: list[SimulatedSite]) -> set[tuple[int, str]]:
     return pairs
 
 
-def _directory(path: Path | None) -> DataDirectory | None:
+def _directory(path: Path | None, seed: int) -> DataDirectory | None:
     """The data directory, for this process alone: a simulation has a clock of its own."""
     if path is None:
         return None
     from consortium.drive.directory import DataDirectory
+    from consortium.store.files import write_durably
 
     directory = DataDirectory(path)
     directory.lock()
+    write_durably(path.resolve() / "seed.txt", f"{seed}\n".encode())
     return directory

@@ -58,6 +58,7 @@ class Aggregate:
 
     round: int
     count: int
+    eligible: int  # when the round's members were chosen
     base: Digest
     server_state: Digest | None
     updates: tuple[tuple[int, Digest], ...]  # (rank, update)

@@ -139,6 +139,7 @@ def _invited(state: Federation, fact: f.SitesInvited) -> None:
     open_round.invited = {seat: rank for rank, seat in enumerate(fact.seats)}
     open_round.waiting = dict.fromkeys(fact.seats)
     open_round.first_backup = len(fact.seats)
+    open_round.eligible = fact.eligible
 
 
 def _backups_invited(state: Federation, fact: f.BackupsInvited) -> None:

@@ -90,6 +90,7 @@ def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty
         d.Aggregate(
             open_round.number,
             len(open_round.members),
+            open_round.eligible,
             open_round.base,
             open_round.server_state,
             tuple(updates),

@@ -43,6 +43,7 @@ class Round:
     seed: bytes = b""
     extensions: int = 0
     backup_calls: int = 0
+    eligible: int = 0  # sites that could have been invited
     first_backup: int = 0  # ranks from here on were invited as urgent backups
     invited: dict[Seat, int] = field(default_factory=dict)  # rank: the order of summation
     waiting: dict[Seat, None] = field(default_factory=dict)
@@ -100,6 +101,7 @@ _SCALARS = (
     "seed",
     "extensions",
     "backup_calls",
+    "eligible",
     "first_backup",
     "model",
     "model_state",

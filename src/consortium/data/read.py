@@ -65,6 +65,9 @@ def read_csv(
     to predict. Say `target="number"` for whole numbers to predict, and name the label's
     categories where a site may lack a class that others have.
     """
+    _check_choice("missing", missing, ("refuse", "drop", "mean"))
+    if not isinstance(scale, Statistics):
+        _check_choice("scale", scale, ("none", "site"))
     table = read_table(
         path,
         label=label,
@@ -103,6 +106,8 @@ def read_table(
     With `missing="keep"` missing features are NaN: for the quality check and for
     statistics. A missing label is never kept.
     """
+    _check_choice("missing", missing, ("refuse", "drop", "keep"))
+    _check_choice("target", target, ("auto", "class", "number"))
     parts = _Parts(label, columns, dict(categories or {}), positive)
     names = None if header is True else header
     read = _read(Path(path), parts, names)
@@ -119,6 +124,13 @@ def read_table(
     with np.errstate(over="ignore"):  # the table refuses what became infinite
         features = read.features[kept].astype(np.float32)
     return Table(features, labels, read.columns, classes)
+
+
+def _check_choice(name: str, given: object, known: tuple[str, ...]) -> None:
+    """A misspelt option must not quietly mean another one."""
+    if given not in known:
+        listed = ", ".join(f'"{choice}"' for choice in known)
+        raise SchemaError(f"{name}={given!r} is not known", hint=f"{name} is one of {listed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +180,33 @@ def _read(path: Path, parts: _Parts, header: Sequence[str] | None) -> _Read:
     if not done:
         return _Read(sources, widths, columns, np.zeros((0, len(columns))), np.zeros(0))
     features, labels = (np.concatenate(part) for part in zip(*done, strict=True))
+    _check_matches(parts, sources, widths, features, labels)
     return _Read(sources, widths, columns, features, labels)
+
+
+def _check_matches(
+    parts: _Parts,
+    sources: tuple[str, ...],
+    widths: tuple[int, ...],
+    features: Doubles,
+    labels: Doubles,
+) -> None:
+    """Categories and positive labels that no cell has are misspelt: refuse them."""
+    if parts.positive is not None and not callable(parts.positive) and not (labels == 1).any():
+        raise LabelError(
+            f"no label in `{parts.label}` is what positive= says",
+            hint="compare it with the file; if this site has no such record, give "
+            "positive=lambda cell: ...",
+        )
+    at = 0
+    for name, width in zip(sources, widths, strict=True):
+        block = features[:, at : at + width]
+        if name in parts.categories and not (block == 1).any() and not np.isnan(block).all():
+            raise SchemaError(
+                f"no cell in `{name}` is one of its categories",
+                hint="write them as in the file, such as categories={'sex': ['female', 'male']}",
+            )
+        at += width
 
 
 def _wanted(path: Path, names: tuple[str, ...], parts: _Parts) -> tuple[str, ...]:
@@ -177,7 +215,7 @@ def _wanted(path: Path, names: tuple[str, ...], parts: _Parts) -> tuple[str, ...
         if not name or name in names[:place]:
             raise SchemaError(f"{path}: column {place + 1} has no name, or another one's")
     chosen = names if parts.columns is None else tuple(parts.columns)
-    for name in (parts.label, *chosen, *parts.categories):
+    for name in (parts.label, *chosen):  # a column with categories may be at some sites only
         if name not in names:
             raise _no_column(path, name, names, is_label=name == parts.label)
     if parts.columns is not None and parts.label in chosen:

@@ -41,6 +41,8 @@ class Table:
     labels: Labels  # (n,)
     columns: tuple[str, ...]
     classes: tuple[str, ...] | None
+    mean: Doubles | None = None  # what the features were scaled by, to scale new records alike
+    std: Doubles | None = None
 
     def __post_init__(self) -> None:
         _check_form(self)
@@ -84,7 +86,8 @@ class Table:
 
     def scaled(self, mean: Doubles, std: Doubles) -> Table:
         """(x - mean) / std by column; a column without spread is only shifted."""
-        return replace(self, features=standardised(self.features, mean, std))
+        scaled = standardised(self.features, mean, std)
+        return replace(self, features=scaled, mean=mean, std=std)
 
 
 def standardised(features: npt.NDArray[Any], mean: Doubles, std: Doubles) -> Floats:

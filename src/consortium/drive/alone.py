@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from consortium.core.ids import Seat
 from consortium.drive.engine import LoopEngine
 from consortium.drive.simulate import Run
-from consortium.errors import ImpossiblePlanError
+from consortium.errors import ImpossiblePlanError, QualityError
 from consortium.model import STEP, Vector
 from consortium.plan.strategy import StrategySection
+from consortium.tensors import TensorSpec
 
 Kept = tuple[Vector, bytes | None]  # a model, and what its site keeps
 
@@ -25,11 +26,13 @@ def train_alone(engine: LoopEngine, seat: Seat, start: Vector, rounds: int) -> K
     return model, state
 
 
-def mean_metric(engine: LoopEngine, kept: Kept, seats: Sequence[Seat], index: int) -> float:
-    """One metric over all test records of these sites."""
+def mean_metric(
+    engine: LoopEngine, kept: Kept, seats: Sequence[Seat], index: int, made_in: int = 0
+) -> float:
+    """One metric over all test records of these sites, of a model that a round made."""
     total, records = 0.0, 0
     for seat in seats:
-        sums, count = engine.evaluate_one(seat, 0, *kept)
+        sums, count = engine.evaluate_one(seat, made_in, *kept)
         total += sums[index]
         records += count
     return total / records
@@ -42,7 +45,7 @@ class CrossSite:
     metric: str
     sites: tuple[str, ...]
     own: tuple[tuple[float | None, ...], ...]  # [trained at][tried at]; None: cannot be tried
-    common: tuple[float, ...]  # tried at
+    common: tuple[float | None, ...]  # tried at
 
 
 def cross_site(run: Run, metric: str) -> CrossSite:
@@ -54,21 +57,25 @@ def cross_site(run: Run, metric: str) -> CrossSite:
         raise ImpossiblePlanError(
             f"the task does not report `{metric}`", hint=f"it reports: {', '.join(names)}"
         )
-    index, rounds = names.index(metric), len(run.history.rounds)
+    index, rounds, made_in = names.index(metric), len(run.history.rounds), run.model_round
     seats = [Seat(number) for number in range(1, len(run.sites) + 1)]
-    shapes = [engine.local.task.inventory(engine.site(seat, 0, "start")).private for seat in seats]
-    own = []
-    for seat in seats:
+    shapes = [_shape(engine, seat) for seat in seats]
+    own: list[tuple[float | None, ...]] = []
+    for seat, shape in zip(seats, shapes, strict=True):
+        if shape is None:  # its data is not fit to train on
+            own.append((None,) * len(seats))
+            continue
         kept = train_alone(engine, seat, run.first, rounds)
-        can_travel = all(shape == shapes[0] for shape in shapes)
-        own.append(
-            tuple(
-                mean_metric(engine, kept, [other], index) if other == seat or can_travel else None
-                for other in seats
-            )
-        )
+        tried = [
+            mean_metric(engine, kept, [other], index, rounds) if there == shape else None
+            for other, there in zip(seats, shapes, strict=True)
+        ]
+        own.append(tuple(tried))
     common = tuple(
-        mean_metric(engine, (run.model, run.states.current(seat)), [seat], index) for seat in seats
+        None
+        if shape is None
+        else mean_metric(engine, (run.model, run.states.current(seat)), [seat], index, made_in)
+        for seat, shape in zip(seats, shapes, strict=True)
     )
     return CrossSite(metric, tuple(site.name for site in run.sites), tuple(own), common)
 
@@ -77,3 +84,11 @@ def alone_engine(run: Run) -> LoopEngine:
     """The sites of a run as they would train by themselves: nobody to be pulled towards."""
     plan = run.plan.model_copy(update={"strategy": StrategySection()})
     return LoopEngine(replace(run.local, plan=plan), run.sites, run.seed)
+
+
+def _shape(engine: LoopEngine, seat: Seat) -> tuple[TensorSpec, ...] | None:
+    """The form of what stays at a site; None where the data is not fit to be used."""
+    try:
+        return engine.local.inventory(engine.site(seat, 0, "start")).private
+    except QualityError:
+        return None

@@ -23,7 +23,7 @@ from consortium.core.terms import Close
 from consortium.drive.engine import Engine, Training
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.local import Contribution
-from consortium.drive.panel import Panel, totals
+from consortium.drive.panel import Measured, Panel, totals
 from consortium.drive.states import SiteStates
 from consortium.model import Form, Update, Vector, save_update
 from consortium.update.stage import Chain, Rows
@@ -91,7 +91,7 @@ class Cohort:
             return i.Fail(open_round.number, lost, Failure.RESOURCES, None, now_ms)
         running = self._continued(state, open_round)
         wanted = _still_wanted(state, open_round)
-        while running.seats:
+        while running.seats or self._has_more(state, open_round, running):
             seat = running.seats.pop(0)
             result = next(running.results)
             self._progress(open_round, "train", len(open_round.invited))
@@ -130,14 +130,27 @@ class Cohort:
                 return running
         self._stop()
         seats = ahead.copy()
-        work = Training(
+        self._running = _Running(
+            open_round.number, seats, self._engine.train(tuple(seats), self._work(open_round))
+        )
+        return self._running
+
+    def _has_more(self, state: Federation, open_round: Round, running: _Running) -> bool:
+        """Backups that were called meanwhile and belong to the same block of the sum: with them
+        it is one sum in the order of ranks, as it would be one by one."""
+        more = [seat for seat in self._next_seats(state, open_round) if seat not in running.summed]
+        if more and state.roster.is_simulated(more[0]):
+            running.seats = more
+            running.results = self._engine.train(tuple(more), self._work(open_round))
+        return bool(running.seats)
+
+    def _work(self, open_round: Round) -> Training:
+        return Training(
             open_round.number,
             self._vector(open_round.base),
             self._hands.variate(open_round.server_state),
             self._states.current,
         )
-        self._running = _Running(open_round.number, seats, self._engine.train(tuple(seats), work))
-        return self._running
 
     def _next_seats(self, state: Federation, open_round: Round) -> list[Seat]:
         """Waiting seats of the lowest block of the summation; real sites come one by one."""
@@ -179,12 +192,10 @@ class Cohort:
         self._stop()  # a round that closed early leaves training behind that nobody wants
         unheard = list(open_round.unheard)
         self._asked = open_round
-        self._panel.measure(
-            number, (model, self._vector(model)), (base, self._vector(base)), unheard
-        )
-        lost = self._panel.unusable((model, base), unheard)
-        if lost is not None:
-            return i.Fail(number, lost, Failure.MODEL, None, now_ms)
+        made_in = state.versions[open_round.version].round
+        candidate = Measured(model, self._vector(model), number)
+        before = Measured(base, self._vector(base), made_in)
+        self._panel.measure(number, candidate, before, unheard)
         seats = unheard if state.roster.is_simulated(unheard[0]) else unheard[:1]
         candidates = self._panel.scores(model, seats)
         samples = sum(records for _, records in candidates)

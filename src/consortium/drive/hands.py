@@ -49,7 +49,7 @@ class CoordinatorHands:
             case d.Screen():
                 return self._screen(duty, now_ms)
             case d.Aggregate():
-                return self._aggregate(duty, len(state.roster), now_ms)
+                return self._aggregate(duty, now_ms)
             case d.Judge():
                 assert state.terms is not None
                 outcome = judge(state.terms, duty).outcome
@@ -103,14 +103,15 @@ class CoordinatorHands:
         excluded = tuple(sorted((seats[at], fault) for at, fault in found.items()))
         return i.Screened(duty.round, duty.count, excluded, now_ms)
 
-    def _aggregate(self, duty: d.Aggregate, sites: int, now_ms: int) -> i.Summed | i.NotSummed:
+    def _aggregate(self, duty: d.Aggregate, now_ms: int) -> i.Summed | i.NotSummed:
         try:
             rows = open_rows(self.blobs, self.form, duty.updates, duty.partials)
             state = server_state_of(self.strategy, self.layout, self.blobs, duty.server_state)
             base = self.model(duty.base)
         except (MissingBlobError, CorruptBlobError):
             return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, now_ms)
-        combination = Combination(self.strategy, self.layout, duty.count / max(sites, duty.count))
+        share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
+        combination = Combination(self.strategy, self.layout, share)
         candidate, moved = combination.step(base, rows, state)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # the next line looks for both

@@ -11,28 +11,35 @@ from consortium.model import Layout
 from consortium.plan.values import Plan
 from consortium.tasks import Inventory, Task
 from consortium.tensors import TensorSpec
+from consortium.update.weigh import Weighting
 
 
 def inspect(task: Task, data: Any = None, *, plan: Plan | None = None) -> None:
     """Print LEAVES and STAYS with their bytes. `data` is a site's, where the model's form
     depends on it; `plan` where the plan keeps layers private too."""
-    print(inventory_text(inventory_of(task, data, plan or Plan())))
+    plan = plan or Plan()
+    print(inventory_text(inventory_of(task, data, plan), plan))
 
 
-def inventory_of(task: Task, data: Any, plan: Plan) -> Inventory:
+def inventory_of(task: Task, data: Any, plan: Plan, name: str = "here") -> Inventory:
     """What leaves and what stays with this data under this plan."""
-    site = simulated_site(SimulatedSite("here", data), 0, plan, 0, 0, "start")
+    site = simulated_site(SimulatedSite(name, data), 0, plan, 0, 0, "start")
     return LocalWork(task, Layout(()), plan).inventory(site)
 
 
-def inventory_text(inventory: Inventory) -> str:
+def inventory_text(inventory: Inventory, plan: Plan) -> str:
     """The inventory as a table."""
-    lines = [
-        f"LEAVES  every round, {_bytes(inventory.leaves)} at least",
-        *_rows(inventory.leaves),
-        "LEAVES  once a round: how many records, the sums of the metrics",
-        "STAYS   the records",
-    ]
+    strategy = plan.strategy
+    lines = [f"LEAVES  every round, {_bytes(inventory.leaves)}", *_rows(inventory.leaves)]
+    if strategy.has_variates:
+        lines.append("LEAVES  every round, as many bytes again: the change of the control variate")
+    if strategy.is_normalised:
+        lines.append("LEAVES  every round: how many steps local training took")
+    if strategy.weighing().by is not Weighting.UNIFORM:
+        lines.append("LEAVES  every round: a weight made of how many records there are")
+    if plan.evaluation.enabled:
+        lines.append("LEAVES  every round: how many test records, the sums of the metrics")
+    lines.append("STAYS   the records")
     if inventory.private:
         lines += [f"STAYS   {_bytes(inventory.private)} that the site keeps for itself"]
         lines += _rows(inventory.private)

@@ -17,6 +17,7 @@ import numpy as np
 
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
+from consortium.core.terms import Metric
 from consortium.errors import (
     ConsortiumError,
     ImpossiblePlanError,
@@ -48,8 +49,9 @@ class Contribution:
     failure: Failure | None = None  # why this site falls out of the round
 
 
-# (sum of each metric over the test records, how many); not finite: the model is not usable here
-Scores = tuple[list[float], int]
+Scores = tuple[list[float], int]  # (sum of each metric over the test records, how many)
+# What a metric that is no number counts as: worse than any that is, and still one that adds up.
+WORST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,11 @@ def refuse_unfollowed(task: Task, plan: Plan) -> None:
             "[personal] is about the layers of torch models, and this task has none",
             hint="leave [personal] out; what a task gives as Trained(state=...) stays at the site",
         )
+    if personal.name == "fedrep" and not task.follows_rules:
+        raise ImpossiblePlanError(
+            "fedrep trains in turns, and the task has a loop of its own",
+            hint='take loop= out of @co.task, or name = "fedper"',
+        )
     if (strategy.proximal or strategy.has_variates) and not task.follows_rules:
         raise ImpossiblePlanError(
             f"strategy `{strategy.name}` changes the gradients, and the task does not use "
@@ -274,7 +281,7 @@ def _steps(site: Site, trained: Trained) -> float:
 def _scores(site: Site, task: Task, result: Any) -> Scores:
     try:
         means, records = result
-        values = [float(means[metric.name]) for metric in task.metrics]
+        values = [_usable(float(means[metric.name]), metric) for metric in task.metrics]
     except KeyError as error:
         raise TaskResultError(
             f"site {site.name}: evaluate left out {error}",
@@ -287,6 +294,13 @@ def _scores(site: Site, task: Task, result: Any) -> Scores:
         ) from None
     count = _count(site, "evaluate", records)
     return [value * count for value in values], count
+
+
+def _usable(value: float, metric: Metric) -> float:
+    """A model that gives no number here must not pass the gate because others judge it."""
+    if math.isfinite(value):
+        return value
+    return -WORST if metric.higher_is_better else WORST
 
 
 def _count(site: Site, what: str, records: object) -> int:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from consortium.core.ids import Digest, Seat
-from consortium.drive.engine import Engine, Trial
+from consortium.drive.engine import Engine, States, Trial
 from consortium.drive.local import Scores
 from consortium.drive.states import SiteStates
 from consortium.model import Vector, digest_of
 
+Seats = Sequence[Seat]
 _Known = dict[Seat, tuple[Digest | None, Scores]]  # the state that it was measured with
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model to be tried: its name, its numbers, and the round that made it. A model is tried
+    alike whenever it is tried, so its own round says which random numbers are drawn."""
+
+    name: Digest
+    vector: Vector
+    round: int
 
 
 class Panel:
@@ -24,42 +36,36 @@ class Panel:
         self._known: dict[Digest, _Known] = {}
         self._done: tuple[int, Digest] | None = None
 
-    def measure(
-        self,
-        number: int,
-        candidate: tuple[Digest, Vector],
-        base: tuple[Digest, Vector],
-        seats: Sequence[Seat],
-    ) -> None:
+    def measure(self, number: int, candidate: Measured, base: Measured, seats: Seats) -> None:
         """Make sure that both models' scores are known for these seats in this round."""
-        if self._done == (number, candidate[0]):
+        if self._done == (number, candidate.name):
             return
-        self._known = {name: self._known.get(name, {}) for name in (candidate[0], base[0])}
-        present = {seat: self._states.current(seat) for seat in seats}
-        after = {seat: self._states.pending(seat, number) or present[seat] for seat in seats}
-        for (name, vector), kept in ((candidate, after), (base, present)):
-            known = self._known[name]
-            marks = {
-                seat: None if state is None else digest_of(state) for seat, state in kept.items()
-            }
-            missing = [seat for seat in seats if known.get(seat, (b"",))[0] != marks[seat]]
-            results = self._engine.evaluate(missing, Trial(number, vector, kept.__getitem__))
-            for seat, scores in zip(missing, results, strict=True):
-                known[seat] = marks[seat], scores
-                self._on_site()
-        self._done = number, candidate[0]
+        self._known = {model.name: self._known.get(model.name, {}) for model in (candidate, base)}
+
+        def after(seat: Seat) -> bytes | None:
+            made = self._states.pending(seat, number)
+            return self._states.current(seat) if made is None else made
+
+        def before(seat: Seat) -> bytes | None:
+            # A site that is new has nothing that went with the base: then what it just made.
+            held = self._states.current(seat)
+            return after(seat) if held is None else held
+
+        self._try(candidate, after, seats)
+        self._try(base, before, seats)
+        self._done = number, candidate.name
+
+    def _try(self, model: Measured, kept: States, seats: Seats) -> None:
+        known, marks = self._known[model.name], {seat: _mark(kept(seat)) for seat in seats}
+        missing = [seat for seat in seats if known.get(seat, (b"",))[0] != marks[seat]]
+        results = self._engine.evaluate(missing, Trial(model.round, model.vector, kept))
+        for seat, scores in zip(missing, results, strict=True):
+            known[seat] = marks[seat], scores
+            self._on_site()
 
     def scores(self, model: Digest, seats: Sequence[Seat]) -> list[Scores]:
         """What was measured of a model at these seats."""
         return [self._known[model][seat][1] for seat in seats]
-
-    def unusable(self, models: Sequence[Digest], seats: Sequence[Seat]) -> Seat | None:
-        """The first of these sites where a model gives no finite number, if there is one."""
-        for seat in seats:
-            sums = [value for model in models for value in self._known[model][seat][1][0]]
-            if not all(map(math.isfinite, sums)):
-                return seat
-        return None
 
     def means(self, model: Digest) -> dict[Seat, list[float]]:
         """Each site's mean of each metric for a model that was just measured."""
@@ -67,8 +73,11 @@ class Panel:
         return {
             seat: [total / records for total in sums]
             for seat, (_, (sums, records)) in known.items()
-            if all(map(math.isfinite, sums))
         }
+
+
+def _mark(state: bytes | None) -> Digest | None:
+    return None if state is None else digest_of(state)
 
 
 def totals(scores: Sequence[Scores]) -> tuple[float, ...]:

@@ -54,8 +54,8 @@ def open_rows(
     is_small = form.size * form.dtype.itemsize * (len(updates) + 2 * len(partials)) <= _KEPT_BYTES
     sources = [_source(blobs, form, rank, digest, is_small) for rank, digest in updates]
     for rank, weight, digest in partials:
-        row = load_update(blobs.get(digest), summed).row
-        sources.append(Source(rank, row, weight, is_sum=True))
+        one = _source(blobs, summed, rank, digest, is_small)
+        sources.append(Source(rank, one.values, weight, is_sum=True))
     return sorted(sources, key=lambda source: source.rank)
 
 

@@ -34,6 +34,8 @@ class PastRun:
         """The strategy in a few words: its name and the parts that were set."""
         strategy = self.plan.strategy
         parts: list[str] = [strategy.name]
+        if strategy.anomalies == "exclude":
+            parts.append("screen")
         if strategy.is_robust:
             parts.append(strategy.rule)
         if self.plan.personal.name != "none":

@@ -47,6 +47,7 @@ from consortium.store.ports import Blobs, Log
 from consortium.tasks import Task
 
 _CHECKED_SITES = 64
+_MANY_SITES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,18 @@ class Run:
         """The final shared tensors."""
         return self.layout.unflatten(self.model)
 
+    @property
+    def model_round(self) -> int:
+        """The round that made the final model; 0 for the one that round one started from."""
+        return self.state.versions[self.state.current].round
+
     def at(self, name: str) -> Any:
         """The complete model as one site would use it: to predict, to save, to export."""
         for seat, site in enumerate(self.sites, start=1):
             if site.name == name:
-                here = simulated_site(site, seat, self.plan, self.seed, 0, "predict")
+                here = simulated_site(
+                    site, seat, self.plan, self.seed, self.model_round, "evaluate"
+                )
                 state = self.states.current(Seat(seat))
                 return self.local.complete(here, self.model, state)
         raise UsageError(f"there is no site `{name}`")
@@ -107,7 +115,7 @@ def simulate(
     options: Options | None = None,
 ) -> Run:
     """Run the whole federation here. The same seed gives the same model digest."""
-    check_study(task, plan, sites)
+    check_study(task, plan, sites, seed)
     simulation = _Simulation(task, plan, sites, seed, options or Options())
     try:
         return simulation.run()
@@ -115,7 +123,7 @@ def simulate(
         simulation.close()
 
 
-def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
+def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int = 0) -> None:
     """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
     plan.terms(task.metrics)
@@ -130,16 +138,18 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
         )
-    _check_sites(task, plan, sites)
+    if len({site.name for site in sites}) < len(sites):
+        raise UsageError("two sites have the same name", hint="each site has a name of its own")
+    _check_sites(task, plan, sites, seed)
 
 
-def _check_sites(task: Task, plan: Plan, sites: Sequence[SimulatedSite]) -> None:
+def _check_sites(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int) -> None:
     """Say before the first round which site's model is not like the others'. Of a thousand
     sites only the first are asked: the others are, when they train."""
-    local, _ = begin(task, plan, sites, 0)
+    local, _ = begin(task, plan, sites, seed)
     for seat, site in enumerate(sites[:_CHECKED_SITES], start=1):
         with suppress(QualityError):  # such a site sits the rounds out, and says so
-            local.check(simulated_site(site, seat, plan, 0, 0, "start"))
+            local.check(simulated_site(site, seat, plan, seed, 0, "start"))
 
 
 class _Simulation:
@@ -190,7 +200,7 @@ class _Simulation:
             self._driver = Driver(self._log, self._stream, self._clock)
             return
         self._log, self._blobs = directory.log, directory.blobs
-        self._states = FileStates(directory.path / "sites")
+        self._states = FileStates(directory.path / "sites" / self._stream)
         for record in self._log.read(self._stream):
             fact = decode(record)
             self._clock.advance_to(fact.at_ms)
@@ -305,6 +315,9 @@ class _Simulation:
                 for site, means in self._cohort.means(over.model).items()
             }
             ended.worst = worst_of(ended.sites, self._terms.metrics)
+            if len(ended.sites) > _MANY_SITES:
+                for older in self._history.rounds[-2:-1]:
+                    older.sites = {}  # memory must not grow with rounds times sites
 
     def _settle(self) -> None:
         """What sites kept in the round that ended counts if its candidate was published."""

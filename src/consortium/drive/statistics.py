@@ -19,7 +19,11 @@ from consortium.data.statistics import MOMENTS, Statistics, local_moments
 from consortium.data.table import Doubles
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.simulate import Run, simulate
-from consortium.errors import ImpossiblePlanError
+from consortium.errors import (
+    ImpossiblePlanError,
+    InsufficientParticipantsError,
+    QualityError,
+)
 from consortium.plan.strategy import StrategySection
 from consortium.plan.values import EvaluationSection, FederationSection, Plan, SelectionSection
 from consortium.tasks import NumpyTask, Site, numpy_task
@@ -45,6 +49,12 @@ def statistics_task(
     @numpy_task(start=start, evaluate=evaluate)
     def statistics(site: Site, _: dict[str, Any]) -> tuple[dict[str, Any], int]:
         values = np.asarray(features(site))
+        if np.isnan(values).all(axis=0).any():
+            # The figures of a column that one site alone has would be that site's own.
+            raise QualityError(
+                "a column has no value at all at this site, so it cannot hide among the others",
+                hint="leave the column out of the statistics",
+            )
         return dict(local_moments(values, centre)), len(values)
 
     return statistics
@@ -86,4 +96,10 @@ def federated_statistics(
     """Simulate the study here: the pooled mean and spread of each column."""
     task = statistics_task(features, columns, centre)
     run = simulate(task, statistics_plan(quorum), sites, seed=0)
+    if run.state.current == 0:
+        lost = ", ".join(f"{name} ({why})" for name, why in run.history.rounds[-1].lost)
+        raise InsufficientParticipantsError(
+            f"fewer than {quorum} sites have a value in every column; lost: {lost}",
+            hint="leave out the columns that a site does not have",
+        )
     return statistics_of(run, columns, centre)

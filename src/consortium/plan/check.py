@@ -178,8 +178,8 @@ def _strategy_sentences(plan: Plan) -> list[str]:
         )
     if strategy.anomalies == "exclude":
         found.append(
-            "An update that stands out is excluded, and the log says by what. A site with "
-            "unusual but honest records can be excluded too."
+            "An update that stands out is excluded, and the log says by what, in rounds of five "
+            "members or more. A site with unusual but honest records can be excluded too."
         )
     return found
 

@@ -45,8 +45,9 @@ _IN_WORDS = {
 Key = tuple[str, ...]
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: str | Path) -> Plan:
     """The plan in a TOML file, checked. Raises a `PlanError` that names the line."""
+    path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:

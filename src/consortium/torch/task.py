@@ -39,6 +39,7 @@ from consortium.torch.training import (
     fine_tune,
     only_training,
     train_locally,
+    warm_up,
 )
 from consortium.torch.workshop import Bench, Make, Workshop
 
@@ -116,8 +117,7 @@ class TorchTask:
                 private=_specs(read_arrays(bench.model, parts.staying)),
                 frozen=_specs(frozen),
                 pinned=digest_of(save_tensors(frozen)) if frozen else None,
-                # A private layer may take any columns; without one they must be everybody's.
-                columns=None if parts.private else getattr(bench.given_train, "columns", None),
+                columns=_columns(bench),
             )
 
     def first(self, site: Site) -> Arrays:
@@ -177,6 +177,7 @@ class TorchTask:
 
     def _settle(self, bench: Bench, site: Site) -> None:
         """Make the model the site's own, as far as the plan says."""
+        warm_up(bench.place, site, self._method)
         calibrate(bench.place)
         if site.personal.name == "finetune":
             fine_tune(bench.place, site, self._method)
@@ -211,6 +212,14 @@ def _outputs(model: nn.Module, records: Records) -> tuple[Tensor, Tensor]:
             outputs.append(outputs_of(model, inputs, dtype).cpu())
             targets.append(wanted)
     return torch.cat(outputs), torch.cat(targets)
+
+
+def _columns(bench: Bench) -> tuple[str, ...] | None:
+    """The columns that the model takes, where they must be everybody's: where the first layer
+    is shared. A private one may take any."""
+    first = next(name for name, _ in bench.model.named_parameters())
+    found = getattr(bench.given_train, "columns", None)
+    return found if isinstance(found, tuple) and first not in bench.parts.private else None
 
 
 def _specs(arrays: Arrays) -> tuple[TensorSpec, ...]:

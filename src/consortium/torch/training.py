@@ -95,6 +95,12 @@ def train_locally(place: Workplace, site: Site, method: Method) -> float:
     return steps
 
 
+def warm_up(place: Workplace, site: Site, method: Method) -> None:
+    """Fit the private layers of a site that has never trained to the shared ones."""
+    if site.state is None and place.parts.private and site.personal.warmup:
+        run_phase(place, Phase(place.parts.private, site.personal.warmup), site, method)
+
+
 def fine_tune(place: Workplace, site: Site, method: Method) -> None:
     """Fit the whole model, but for frozen layers, to the site's own records."""
     names = place.parts.shared + place.parts.private
@@ -110,6 +116,7 @@ def run_phase(
         optimizer = make_optimizer(list(trained.values()), site, method)
         terms = _terms(place, phase, trained, optimizer)
         steps = effective_steps(optimizer, phase.rules.mu)
+        rate = _rate(optimizer, site)
         for _ in range(phase.epochs):
             for inputs, targets in epoch(place, site.training.batch_size, site.rng):
                 optimizer.zero_grad(set_to_none=True)
@@ -120,8 +127,8 @@ def run_phase(
                 optimizer.step()
                 steps.count()
                 if deadline is not None and time.monotonic() >= deadline:
-                    return steps.total
-    return steps.total
+                    return steps.total * rate
+    return steps.total * rate
 
 
 def make_optimizer(
@@ -131,7 +138,8 @@ def make_optimizer(
     training, lr = site.training, site.training.lr_in(site.round)
     decay = training.weight_decay
     if method.optimizer is not None:
-        made = method.optimizer(parameters, training)
+        now = training.model_copy(update={"lr": lr, "lr_decay": 1.0})
+        made = method.optimizer(parameters, now)
         if not isinstance(made, torch.optim.Optimizer):
             raise TaskResultError(f"optimizer returned a {type(made).__name__}, no torch optimiser")
         return made
@@ -140,6 +148,20 @@ def make_optimizer(
     if training.optimizer == "adam":
         return torch.optim.Adam(parameters, lr, weight_decay=decay)
     return torch.optim.AdamW(parameters, lr, weight_decay=decay)
+
+
+def _rate(optimizer: torch.optim.Optimizer, site: Site) -> float:
+    """How long a step of this optimiser is, in steps of the plan's learning rate. What the
+    server makes of steps and variates it computes with the plan's."""
+    if not is_sgd(optimizer):
+        return 1.0
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    if len(rates) > 1 and site.rules.correction is not None:
+        raise TaskResultError(
+            "control variates (SCAFFOLD) need one learning rate for all layers",
+            hint="give the optimiser one group of parameters",
+        )
+    return max(rates) / site.training.lr_in(site.round)
 
 
 def epoch(place: Workplace, batch_size: int, rng: np.random.Generator | None) -> Iterator[Batch]:
