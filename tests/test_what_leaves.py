@@ -128,8 +128,6 @@ class World:
 HERE = World((37, 41, 53), "zincum", ("quokka", "quagga", "quetzal"))
 ELSEWHERE = World((11, 90, 128), "ferritinometry", ("axolotl", "aye", "aardwolf"))
 # All hospitals alike: there the model of a task that keeps nothing private runs at all.
-ALIKE = replace(HERE, widths=(37, 37, 37))
-ALIKE_ELSEWHERE = replace(ELSEWHERE, widths=(41, 41, 41))
 
 
 def write_study(
@@ -680,10 +678,6 @@ def width_of(site: Any) -> int:
     return len(names) + 1
 
 
-def adapter_is_shared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("consortium.torch.hospital.private", lambda layer: layer)
-
-
 def statistics_are_shared(patch: pytest.MonkeyPatch) -> None:
     from consortium.torch.marks import sort_tensors
     from consortium.torch.training import phases
@@ -815,7 +809,6 @@ def a_column_is_printed(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "caught_by"),
     [
-        (adapter_is_shared, {"words", "counts", "form", "first model"}),
         (statistics_are_shared, {"words"}),
         (update_has_a_width_in_its_header, {"counts", "form"}),
         (state_is_sent_as_a_blob, {"bytes", "words", "counts", "form"}),
@@ -832,12 +825,14 @@ def a_column_is_printed(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_leak_is_caught(
     tmp_path: Path, plant: Callable[[pytest.MonkeyPatch], None], caught_by: set[str]
 ) -> None:
-    is_alike = plant is adapter_is_shared
-    worlds = (ALIKE, ALIKE_ELSEWHERE) if is_alike else (HERE, ELSEWHERE)
     more = '[strategy]\nname = "fednova"' if plant is steps_count_the_columns else ""
-    pair = examined(tmp_path, more, worlds=worlds, plant=plant, rounds=1)
+    pair = examined(tmp_path, more, plant=plant, rounds=1)
     assert set(pair.complaints) == caught_by
     assert len(of(pair.here, i.Submit)) >= 2  # the plant did not just break the run
+
+
+def adapter_is_shared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("consortium.torch.hospital.private", lambda layer: layer)
 
 
 def test_a_shared_adapter_of_different_widths_is_refused(tmp_path: Path) -> None:

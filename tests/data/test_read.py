@@ -285,7 +285,7 @@ def test_a_first_line_that_is_a_record_is_not_shown(tmp_path: Path) -> None:
         ("a,y\n1e300,0\n" * 1 + "1,0\n" * 8, {}, "`a` has a number that is infinite or too large"),
         ("a,y\n1,0\n", {"columns": []}, "at least one name"),
         ("a,y\n1,0\n", {"columns": ["a", "y"]}, "`y` is the label"),
-        ("a,y\n1,0\n", {"categories": {"b": ("1",)}}, "no column `b`"),
+        ("a,y\n1,0\n", {"columns": ["b"]}, "no column `b`; it has a, y"),
         ("y\n1\n", {}, "at least one name"),
     ],
 )
