@@ -245,11 +245,15 @@ def _cli() -> str:
     from consortium.cli.app import app
 
     wanted = ["", *(command.name or "" for command in app.registered_commands)]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        inner = [command.name or "" for command in group.typer_instance.registered_commands]
+        wanted += [f"{group.name} {name}" for name in inner]
     mode, app.rich_markup_mode = app.rich_markup_mode, None
     try:
         parts = []
         for name in wanted:
-            arguments = [name, "--help"] if name else ["--help"]
+            arguments = [*name.split(), "--help"]
             found = CliRunner().invoke(
                 app, arguments, prog_name="consortium", terminal_width=100, color=False
             )

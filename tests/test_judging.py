@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from consortium.checks import Expected, check_update
+from consortium.checks import Expected, Findings, check_update
 from consortium.core.duties import Judge
 from consortium.core.facts import Fault, Outcome
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric, Terms
 from consortium.gate import judge
-from consortium.model import Update, plain_form, save_update
+from consortium.model import Layout, Update, plain_form, save_update
+from consortium.plan.strategy import TAU, VARIATE, StrategySection
+from consortium.tensors import TensorSpec
 from consortium.update.weigh import Weigh, Weighting
 
 BASE, OTHER = Digest(b"b" * 32), Digest(b"o" * 32)
@@ -70,6 +72,33 @@ def test_where_a_clip_bounds_it_the_norm_is_not_told() -> None:
 
 def test_without_a_clip_any_size_passes_here() -> None:
     assert found(replace(UPDATE, row=np.float32([3e8, 4e8]))) is None
+
+
+def of_strategy(name: str, part: str, value: float) -> Findings:
+    """What is found of an update whose step is small and whose other part is `value`."""
+    strategy = StrategySection(name=name)  # type: ignore[arg-type]  # one of its names
+    form = strategy.form(Layout((TensorSpec("w", (4,), "F32"),)))
+    row = np.ones(form.size, form.dtype)
+    form.part(row, part)[:] = value
+    expected = Expected(form, BASE, None, strategy.weighing().limits())
+    return check_update(save_update(Update(row, 1.0, BASE), form), expected)
+
+
+@pytest.mark.parametrize("steps", [-1e9, -1.0, 0.0, 2e6, 1e30])
+def test_a_number_of_local_steps_that_cannot_be_is_refused(steps: float) -> None:
+    assert of_strategy("fednova", TAU, steps).fault is Fault.MAGNITUDE
+
+
+def test_the_number_of_local_steps_is_not_part_of_the_norm() -> None:
+    found = of_strategy("fednova", TAU, 1e5)
+    assert (found.fault, found.norm) == (None, 2.0)
+
+
+def test_a_huge_variate_shows_in_the_norm() -> None:
+    """So that it stands out among the round's norms, whatever the step."""
+    usual, huge = (of_strategy("scaffold", VARIATE, value).norm for value in (1.0, 1e9))
+    assert usual is not None and huge is not None
+    assert huge == pytest.approx(2e9) and huge > 10 * usual
 
 
 TERMS = Terms(

@@ -69,7 +69,7 @@ def test_what_members_keep_is_not_all_held_while_they_are_asked(tmp_path: Path) 
         state = {"much": np.full(MEGABYTE // 8, float(site.round))}
         return Trained(shared, 5, state=state)
 
-    task, plan = replace(TASK, step=train), parse_plan(f"{EVERYBODY}1\n")
+    task, plan = replace(TASK, train=train), parse_plan(f"{EVERYBODY}1\n")
     with directory(tmp_path) as held, traced() as peak:
         simulate(task, plan, sites(24), seed=1, options=Options(workers=0, directory=held))
     assert peak[0] < 12 * MEGABYTE

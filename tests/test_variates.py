@@ -69,12 +69,12 @@ def test_an_optimiser_of_ones_own_is_given_the_rate_of_this_round() -> None:
     told: list[float] = []
 
     def optimizer(parameters: Any, training: TrainingSection) -> torch.optim.Optimizer:
-        told.append(training.lr_in(3))  # decayed already: nothing is to be added
+        told.extend((training.lr, training.lr_in(3)))  # decayed already, and only once
         return torch.optim.SGD(parameters, lr=training.lr)
 
     task = made(optimizer)
     task.train(site(round=3, lr=0.1, lr_decay=0.5), first(task))
-    assert told == [pytest.approx(0.025)]
+    assert told == pytest.approx([0.025, 0.025])
 
 
 def test_layers_with_rates_of_their_own_do_not_go_with_variates() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from consortium.data import Statistics, Table, cells, local_moments, read_csv, read_table
-from consortium.errors import SiteDataError
+from consortium.errors import LabelError, SchemaError, SiteDataError
 from tests.data.made import csv_file, numbers_csv
 
 CITIES = ("berlin", "ulm", "NA")
@@ -184,6 +185,43 @@ def test_labels_that_cannot_be_used_are_refused(
     assert "77" not in str(caught.value)
 
 
+def test_a_positive_label_that_no_cell_has_is_refused(tmp_path: Path) -> None:
+    path = with_label(tmp_path, ["ill", "well"] * 4)
+    with pytest.raises(LabelError, match="no label in `y` is what positive= says") as caught:
+        read_table(path, label="y", positive="Ill")
+    assert caught.value.code == "E0206"
+    assert not read_table(path, label="y", positive=lambda cell: cell == "Ill").labels.any()
+
+
+def test_categories_that_no_cell_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="no cell in `city` is one of its categories") as caught:
+        read_table(cities_csv(tmp_path), label="y", categories={"city": ["Ulm"]}, missing="keep")
+    assert caught.value.code == "E0209"
+
+
+def test_categories_of_a_column_that_only_other_sites_have_are_ignored(tmp_path: Path) -> None:
+    categories = {"city": CITIES, "scanner": ["old", "new"]}
+    table = read_table(cities_csv(tmp_path), label="y", categories=categories, missing="keep")
+    assert table.columns == ("city=berlin", "city=ulm", "city=NA")
+
+
+@pytest.mark.parametrize(
+    ("options", "choices"),
+    [
+        ({"scale": "sites"}, '"none", "site"'),
+        ({"missing": "fill"}, '"refuse", "drop", "mean"'),
+        ({"target": "numbers"}, '"auto", "class", "number"'),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_choices(
+    tmp_path: Path, options: dict[str, Any], choices: str
+) -> None:
+    (name,) = options
+    with pytest.raises(SchemaError, match=f"^{name}='.*' is not known$") as caught:
+        read_csv(numbers_csv(tmp_path), label="y", **options)
+    assert (caught.value.code, caught.value.hint) == ("E0209", f"{name} is one of {choices}")
+
+
 # ---- missing values and scale -------------------------------------------------------
 
 
@@ -239,6 +277,17 @@ def test_common_statistics_scale_both_sides(tmp_path: Path) -> None:
     scaled = read_csv(path, label="y", scale=statistics)
     for before, after in zip(plain, scaled, strict=True):
         assert (after.features == statistics.apply(before.features)).all()
+
+
+def test_tables_say_what_they_were_scaled_by(tmp_path: Path) -> None:
+    path = numbers_csv(tmp_path)
+    plain = read_csv(path, label="y")
+    assert (plain[0].mean, plain[0].std) == (None, None)
+    scaled = read_csv(path, label="y", scale="site")
+    for before, after in zip(plain, scaled, strict=True):
+        again = before.scaled(scaled[0].mean, scaled[0].std)  # type: ignore[arg-type]  # not None
+        assert (again.features == after.features).all()
+        assert (after.mean == scaled[0].mean).all() and (after.std == scaled[0].std).all()
 
 
 def test_statistics_of_other_columns_are_refused(tmp_path: Path) -> None:

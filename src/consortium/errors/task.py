@@ -52,24 +52,30 @@ class LabelError(SiteDataError):
     """The label column is not there, or its values are not labels."""
 
     code = "E0206"
+    advice = "compare label=, positive= and categories= with the first lines of the file"
 
 
 class NotANumberError(SiteDataError):
     """A column that should hold numbers holds text, or a number that is not finite."""
 
     code = "E0207"
+    advice = "name its categories, or leave the column out with columns=[...]"
 
 
 class MissingValuesError(SiteDataError):
     """Values are missing, and the task does not say what to do about it."""
 
     code = "E0208"
+    advice = "missing='drop' leaves such records out, missing='mean' fills in the site's mean"
 
 
 class SchemaError(SiteDataError):
     """The columns are not those that were expected."""
 
     code = "E0209"
+    advice = (
+        "read the same columns in the same order at every site, or keep the first layer private"
+    )
 
 
 class TooFewRecordsError(SiteDataError):
