@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consortium.aggregate.weighted import BLOCK, WeightedMean, blocks, step, sum_block
+from consortium.aggregate.block import BLOCK
 from consortium.errors import InsufficientParticipantsError, InternalError
+from tests.plain_mean import WeightedMean, blocks, step, sum_block
 
 
 def mean_of(rows: list[tuple[int, np.ndarray, float]]) -> np.ndarray:

@@ -162,8 +162,12 @@ def test_a_finetuned_model_is_the_one_that_was_measured() -> None:
         x, y = halves(site.data)[1]
         accuracy = (run.at(site.name).predict(x).argmax(1) == y).mean()
         assert accuracy == pytest.approx(told[site.name]["accuracy"])
-    common = co.cross_site(run, "loss").common
-    assert common == pytest.approx([told[site.name]["loss"] for site in people])
+
+
+def test_across_sites_the_common_model_is_tried_as_in_its_own_round() -> None:
+    run = simulate(adapted(), parse_plan(FINETUNE), sites(3), seed=3, options=HERE)
+    told, common = run.history.rounds[-1].sites, co.cross_site(run, "loss").common
+    assert common == pytest.approx([told[site.name]["loss"] for site in run.sites])
 
 
 def test_a_site_that_never_trained_fits_its_own_layers_first() -> None:
@@ -179,7 +183,7 @@ def test_a_site_that_never_trained_fits_its_own_layers_first() -> None:
         x, y = halves(site.data)[1]
         once, again = (run.at(site.name).predict(x) for _ in range(2))
         assert np.array_equal(once, again)
-        assert (once.argmax(1) == y).mean() > 0.8
+        assert (once.argmax(1) == y).mean() > 0.65  # by chance: 0.5
 
 
 # ---- what is refused, and what is not ------------------------------------------------------

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from consortium.aggregate.block import BLOCK, Partial
 from consortium.aggregate.columns import CHUNK, Source, for_columns
 from consortium.aggregate.robust import distances, gram_matrix, hostile_count, rounded
 from consortium.aggregate.rules import combined, make_rule
-from consortium.aggregate.weighted import BLOCK, Partial, WeightedMean, blocks, joined, sum_block
 from consortium.errors import InsufficientParticipantsError, InternalError
+from tests.plain_mean import WeightedMean, blocks, joined, sum_block
 
 Stack = npt.NDArray[np.float64] | npt.NDArray[np.float32]  # (n, d)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consortium.aggregate.server import ServerOptimiser
-from consortium.aggregate.weighted import step
 from consortium.errors import InternalError
+from tests.plain_mean import step
 
 NAMES = ["sgd", "momentum", "adam", "yogi", "adagrad"]
 

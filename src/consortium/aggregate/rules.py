@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from consortium.aggregate import robust
+from consortium.aggregate.block import BLOCK
 from consortium.aggregate.columns import (
     WIDTH,
     Columns,
@@ -22,7 +23,6 @@ from consortium.aggregate.columns import (
     ranked,
     weighted_sum,
 )
-from consortium.aggregate.weighted import BLOCK
 from consortium.errors import InsufficientParticipantsError, InternalError
 
 
@@ -59,7 +59,7 @@ class _Block:
         sums = [source for source in sources if source.is_sum]
         rows = [source for source in sources if not source.is_sum]
         parts = [source.weight for source in sums]
-        if rows:  # their own weights are added up first: the order of `weighted.joined`
+        if rows:  # their own weights are added up first: the order in which blocks are joined
             parts.append(_total(row.weight for row in rows))
         return cls(
             tuple(source.values for source in sums),
@@ -84,7 +84,7 @@ def _total(weights: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Σ wᵢΔᵢ / Σ wᵢ (McMahan et al. 2017), bit for bit what `weighted.WeightedMean` gives."""
+    """Σ wᵢΔᵢ / Σ wᵢ (McMahan et al. 2017), the blocks of `block.BLOCK` ranks added up in order."""
 
     name: str = "mean"
     linear: bool = True

@@ -13,7 +13,7 @@ from itertools import islice
 
 import numpy as np
 
-from consortium.aggregate.weighted import BLOCK, BlockSum
+from consortium.aggregate.block import BLOCK, BlockSum
 from consortium.core import inputs as i
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
