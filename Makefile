@@ -32,6 +32,7 @@ check: .venv/ready  ## format, lint, types, layers, sizes, generated pages and s
 bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.core --json
 	@$(BIN)/python -m benchmarks.store --json
+	@$(BIN)/python -m benchmarks.aggregation --json
 
 soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.explore
