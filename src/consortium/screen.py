@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium.aggregate.columns import Source
-from consortium.aggregate.robust import gram_matrix
+from consortium.aggregate.robust import gram_matrix, rounded
 from consortium.core.facts import Fault
 
 MIN_MEMBERS = 5
@@ -44,7 +44,7 @@ def screen(rows: Sequence[Source], size: int) -> dict[int, Fault]:
     """Which rows stand out in their first `size` columns, by place, and the first reason."""
     if len(rows) < MIN_MEMBERS:
         return {}
-    shape = shape_of(gram_matrix(rows, size))
+    shape = shape_of(rounded(gram_matrix(rows, size)))  # another machine's last bits do not count
     found: dict[int, Fault] = {}
     for fault, stands_out in _findings(shape, size):
         for place in np.flatnonzero(stands_out):

@@ -199,7 +199,8 @@ def truth_of(positive: Positive) -> Encoder:
 
     def encode(block: Block, place: int) -> Doubles:
         cells = block.cells(place)
-        known = {cell: _judged(judge, block, place, cells.index(cell)) for cell in set(cells)}
+        first = {cell: row for row, cell in reversed(list(enumerate(cells)))}
+        known = {cell: _judged(judge, block, place, row) for cell, row in first.items()}
         return np.array([known[cell] for cell in cells], np.float64).reshape(-1, 1)
 
     return encode

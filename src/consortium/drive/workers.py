@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -66,7 +67,15 @@ class WorkerEngine:
         self._models = _shared((2, self._size), self._dtype)
         self._rows = _shared((slots, form.size), self._dtype)
         self._free = deque(range(slots))
-        self._workers = [self._fork() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # else each child would have our unwritten text, and write it too
+        try:
+            for _ in range(workers):
+                self._workers.append(self._fork())
+        except OSError:  # no more processes: end those that there are
+            self.close()
+            raise
 
     @property
     def sites(self) -> Sequence[SimulatedSite]:
@@ -92,8 +101,9 @@ class WorkerEngine:
         """End the workers. They hold nothing that is needed."""
         for worker in self._workers:
             worker.pipe.close()
-            os.kill(worker.pid, signal.SIGKILL)
-            os.waitpid(worker.pid, 0)
+            with suppress(ProcessLookupError, ChildProcessError):  # somebody else reaped it
+                os.kill(worker.pid, signal.SIGKILL)
+                os.waitpid(worker.pid, 0)
         self._workers = []
 
     def _ask(
@@ -213,6 +223,8 @@ class WorkerEngine:
                 reply = {"error": type(error).__name__, "message": error.message}
                 reply["hint"] = error.hint
                 kept = b""
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()  # what a task prints must not be lost when we are ended
             pipe.send_bytes(_packed({**reply, "place": job["place"]}, kept))
 
     def _work(self, job: dict[str, Any], state: bytes | None) -> tuple[dict[str, Any], bytes]:

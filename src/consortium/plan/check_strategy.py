@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from consortium.aggregate.robust import hostile_count
 from consortium.plan.problem import Problem
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _needed(strategy: StrategySection, updates: int) -> int:
 def _hostile(strategy: StrategySection, updates: int) -> int:
     if not strategy.uses_share:
         return 0
-    return math.ceil(strategy.hostile * updates - 1e-9)
+    return hostile_count(updates, strategy.hostile)
 
 
 def _more(strategy: StrategySection) -> int:
