@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -449,10 +449,18 @@ def differences(one: Capture, other: Capture) -> list[str]:
     if [name for name, _ in ours] != [name for name, _ in theirs]:
         return [f"{len(ours)} things here, {len(theirs)} elsewhere, or in another order"]
     return [
-        f"{name} has another form elsewhere"
+        f"{name} has another form elsewhere{_first_difference(mine, yours)}"
         for (name, mine), (_, yours) in zip(ours, theirs, strict=True)
         if mine != yours
     ]
+
+
+def _first_difference(mine: Any, yours: Any) -> str:
+    """Where two texts part, for whoever has to find out why."""
+    if not isinstance(mine, str) or not isinstance(yours, str):
+        return ""
+    pairs = zip_longest(mine.splitlines(), yours.splitlines())
+    return next(f": {one!r} and {other!r}" for one, other in pairs if one != other)
 
 
 def found_in_first_model(one: Capture, other: Capture) -> list[str]:
