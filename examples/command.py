@@ -43,6 +43,15 @@ def records(
         raise
 
 
+def plan_of(text: str, rounds: int | None) -> co.Plan:
+    """The example's plan, with another number of rounds if one is given."""
+    plan = co.parse_plan(text)
+    if not rounds:
+        return plan
+    federation = plan.federation.model_copy(update={"rounds": rounds})
+    return plan.model_copy(update={"federation": federation})
+
+
 def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
     """A plain table: text to the left, numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]

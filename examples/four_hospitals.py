@@ -18,7 +18,7 @@ from torch import nn
 
 import consortium as co
 from consortium.data import Table, dirichlet, load_bundled, load_heart
-from examples.command import main, mean, options, records, table
+from examples.command import main, mean, options, plan_of, records, table
 
 PLAN = """
 [federation]
@@ -86,11 +86,7 @@ def sites_of(hospitals: dict[str, Table], seed: int, scaling: str) -> list[co.Si
 
 def accuracy(sites: list[co.SimulatedSite], strategy: str, seed: int, rounds: int | None) -> float:
     """Of the last round's model, over all test patients."""
-    plan = co.parse_plan(PLAN + STRATEGIES[strategy])
-    if rounds:
-        plan = plan.model_copy(
-            update={"federation": plan.federation.model_copy(update={"rounds": rounds})}
-        )
+    plan = plan_of(PLAN + STRATEGIES[strategy], rounds)
     run = co.simulate(heart, plan, sites, seed=seed, options=co.Options(workers=0))
     return float(run.history.rounds[-1].metrics["accuracy"])
 

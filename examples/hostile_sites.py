@@ -17,7 +17,7 @@ from torch import nn
 import consortium as co
 from consortium.data import Table, iid, load_bundled
 from consortium.tasks import Trained
-from examples.command import main, mean, options, table
+from examples.command import main, mean, options, plan_of, table
 
 PLAN = """
 [federation]
@@ -84,9 +84,7 @@ def accuracy(train: Table, test: Table, rule: str, attack: str, seed: int, round
     sites = [co.SimulatedSite(f"site-{at}", train.rows(part)) for at, part in enumerate(parts)]
     hostile = {f"site-{at}" for at in rng.choice(SITES, HOSTILE, replace=False)}
     task = digits if attack == "none" else Hostile(attack, hostile)
-    plan = co.parse_plan(PLAN.format(rule=rule))
-    federation = plan.federation.model_copy(update={"rounds": rounds})
-    plan = plan.model_copy(update={"federation": federation})
+    plan = plan_of(PLAN.format(rule=rule), rounds)
     run = co.simulate(task, plan, sites, seed=seed)
     found = run.at("site-0").predict(test.features)
     return float((found.argmax(axis=1) == test.labels).mean())

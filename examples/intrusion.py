@@ -15,7 +15,7 @@ from torch import Tensor, nn, tanh
 
 import consortium as co
 from consortium.data import Table, dirichlet, load_bundled, load_intrusion
-from examples.command import main, mean, options, records
+from examples.command import main, mean, options, plan_of, records
 
 PLAN = """
 [federation]
@@ -70,10 +70,7 @@ def accuracy(train: Table, test: Table, seed: int, rounds: int | None) -> float:
     sites = [
         co.SimulatedSite(site.name, (part, part)) for site, part in zip(raw, scaled, strict=True)
     ]
-    plan = co.parse_plan(PLAN)
-    if rounds:
-        federation = plan.federation.model_copy(update={"rounds": rounds})
-        plan = plan.model_copy(update={"federation": federation})
+    plan = plan_of(PLAN, rounds)
     run = co.simulate(detection, plan, sites, seed=seed)
     found = run.at(sites[0].name).predict(test.scaled(common.mean, common.std).features)
     return float((found.argmax(axis=1) == test.labels).mean())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import consortium as co
 from consortium.data import Engine, Turbofan, load_turbofan, made_up_engines, windows
 from consortium.torch import RemainingLife
-from examples.command import main, mean, options, records
+from examples.command import main, mean, options, plan_of, records
 
 PLAN = """
 [federation]
@@ -101,10 +101,7 @@ def learn(turbofan: Turbofan, seed: int, rounds: int | None) -> tuple[co.Run, co
     columns = [f"sensor-{at}" for at in range(turbofan.train[0].sensors.shape[1])]
     scale = co.federated_statistics(raw, readings, columns)
     sites = [co.SimulatedSite(site.name, fleet(site.data, scale)) for site in raw]
-    plan = co.parse_plan(PLAN)
-    if rounds:
-        federation = plan.federation.model_copy(update={"rounds": rounds})
-        plan = plan.model_copy(update={"federation": federation})
+    plan = plan_of(PLAN, rounds)
     return co.simulate(remaining_life, plan, sites, seed=seed), scale
 
 

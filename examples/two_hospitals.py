@@ -21,7 +21,7 @@ import consortium as co
 from consortium.data import made_up_hospitals
 from consortium.drive.alone import cross_site
 from consortium.torch import HospitalNet
-from examples.command import main, mean, options, table
+from examples.command import main, mean, options, plan_of, table
 
 PLAN = """
 [federation]
@@ -56,10 +56,7 @@ def sites(seed: int) -> list[co.SimulatedSite]:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    plan = co.parse_plan(PLAN)
-    if arguments.rounds:
-        federation = plan.federation.model_copy(update={"rounds": arguments.rounds})
-        plan = plan.model_copy(update={"federation": federation})
+    plan = plan_of(PLAN, arguments.rounds)
     told: dict[str, Any] = {"alone": [], "together": [], "exported": []}
     if not arguments.json:
         print(*plan.guarantees(), sep="\n")
