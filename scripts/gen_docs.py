@@ -78,7 +78,7 @@ CAUSES: dict[type[Any], str] = {
     s.SiteHeld: "HoldSite",
     s.SiteResumed: "ResumeSite",
     s.InvitationTaken: "Asked",
-    s.InvitationDeclined: "Asked",
+    s.InvitationDeclined: "Asked, Decline",
     s.DeadlineMoved: "Asked",
     s.UpdateSpooled: "Trained",
     s.WorkFailed: "Broke",
@@ -89,6 +89,7 @@ CAUSES: dict[type[Any], str] = {
     s.ScoreTold: "Heard",
     s.RoundLeft: "TurnedAway",
     s.CheckpointWitnessed: "Shown",
+    s.RoundSettled: "Settled",
 }
 
 

@@ -12,7 +12,6 @@ from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import RoundEnd
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
@@ -112,7 +111,7 @@ def test_two_federations_in_one_log_do_not_touch_each_other() -> None:
 class Silent:
     """Hands that report what they are asked, without doing anything."""
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+    def perform(self, duty: d.Duty) -> i.Input:
         assert isinstance(duty, d.Draw)
         return i.Drawn(duty.round, bytes(32), 0)
 
@@ -143,7 +142,7 @@ def test_waking_is_not_for_the_hands() -> None:
         layout, Plan().strategy, MemoryBlobs(), ManualClock(), lambda number: bytes(32)
     )
     with pytest.raises(InternalError):
-        hands.perform(d.WakeAt(0), Federation())
+        hands.perform(d.WakeAt(0))
     assert isinstance(layout, Layout)
 
 
@@ -202,10 +201,10 @@ class Clumsy:
     def __init__(self, hands: CoordinatorHands) -> None:
         self._hands = hands
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+    def perform(self, duty: d.Duty) -> i.Input:
         if isinstance(duty, d.Check) and duty.seat == 1:
             raise StoreError("this disk cannot be read")
-        return self._hands.perform(duty, state)
+        return self._hands.perform(duty)
 
 
 def test_a_duty_that_fails_keeps_neither_the_others_nor_the_clock_from_going_on() -> None:

@@ -15,6 +15,7 @@ from consortium.core.terms import Metric, Terms
 from consortium.gate import judge
 from consortium.model import Layout, Update, plain_form, save_update
 from consortium.plan.strategy import TAU, VARIATE, StrategySection
+from consortium.store.memory import MemoryBlobs
 from consortium.tensors import TensorSpec
 from consortium.update.weigh import Weigh, Weighting
 
@@ -24,17 +25,22 @@ CLIPPED = replace(EXPECTED, clip=5.0)
 UPDATE = Update(np.float32([3, 4]), 10.0, BASE)
 
 
+def checked(data: bytes, expected: Expected = EXPECTED) -> Findings:
+    blobs = MemoryBlobs()
+    return check_update(blobs, blobs.put(data), expected)
+
+
 def found(update: Update, expected: Expected = EXPECTED) -> Fault | None:
-    return check_update(save_update(update), expected).fault
+    return checked(save_update(update), expected).fault
 
 
 def test_a_good_update_passes_with_its_weight_and_norm() -> None:
-    findings = check_update(save_update(UPDATE), EXPECTED)
+    findings = checked(save_update(UPDATE))
     assert (findings.fault, findings.weight, findings.norm) == (None, 10.0, 5.0)
 
 
 def test_each_check_has_its_own_code() -> None:
-    assert check_update(b"junk", EXPECTED).fault is Fault.FORMAT
+    assert checked(b"junk").fault is Fault.FORMAT
     assert found(replace(UPDATE, row=np.float32([np.nan, 0]))) is Fault.FORMAT
     assert found(replace(UPDATE, row=np.float32([1, 2, 3]))) is Fault.DIMENSIONS
     assert found(replace(UPDATE, base=OTHER)) is Fault.STALENESS
@@ -67,7 +73,7 @@ def test_every_weighting_has_its_limits(by: Weighting, good: float, bad: float) 
 
 
 def test_where_a_clip_bounds_it_the_norm_is_not_told() -> None:
-    assert check_update(save_update(UPDATE), CLIPPED).norm is None
+    assert checked(save_update(UPDATE), CLIPPED).norm is None
 
 
 def test_without_a_clip_any_size_passes_here() -> None:
@@ -81,7 +87,7 @@ def of_strategy(name: str, part: str, value: float) -> Findings:
     row = np.ones(form.size, form.dtype)
     form.part(row, part)[:] = value
     expected = Expected(form, BASE, None, strategy.weighing().limits())
-    return check_update(save_update(Update(row, 1.0, BASE), form), expected)
+    return checked(save_update(Update(row, 1.0, BASE), form), expected)
 
 
 @pytest.mark.parametrize("steps", [-1e9, -1.0, 0.0, 2e6, 1e30])
@@ -120,7 +126,7 @@ def verdict(
     evaluations: int = 2,
 ) -> Outcome:
     both = (candidate, candidate), (base, base)
-    return judge(terms, Judge(1, BASE, evaluations, *both, recent)).outcome
+    return judge(terms, Judge(1, BASE, evaluations, *both, recent, terms)).outcome
 
 
 LOSS = replace(TERMS, judged_by="loss")
@@ -155,4 +161,4 @@ def test_too_few_evaluations_judge_nothing() -> None:
 def test_without_a_gate_or_an_evaluation_everything_passes() -> None:
     assert verdict(0.1, 1.0, terms=replace(TERMS, is_gated=False)) is Outcome.ACCEPTED
     silent = replace(TERMS, judged_by="", evaluation_quorum=0)
-    assert judge(silent, Judge(1, BASE, 0, (), (), ())).outcome is Outcome.ACCEPTED
+    assert judge(silent, Judge(1, BASE, 0, (), (), (), silent)).outcome is Outcome.ACCEPTED

@@ -11,7 +11,6 @@ from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.state import Federation
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
 from consortium.drive.coordinate import Coordinator
@@ -65,12 +64,12 @@ def test_a_refusal_of_the_newest_state_stands() -> None:
 class Overtaken:
     """While it checks an update, the other coordinator cancels the round."""
 
-    def __init__(self, other: Driver) -> None:
-        self.other, self.seen = other, 0
+    def __init__(self, mine: Driver, other: Driver) -> None:
+        self.mine, self.other, self.seen = mine, other, 0
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+    def perform(self, duty: d.Duty) -> i.Input:
         assert isinstance(duty, d.Check)
-        assert state.round is not None, "a duty of the past"
+        assert self.mine.state.round is not None, "a duty of the past"
         self.seen += 1
         self.other.catch_up()
         self.other.feed(i.CancelRound(1, 2))
@@ -81,7 +80,7 @@ def test_duties_of_an_old_state_are_not_performed() -> None:
     first, second = two_drivers()
     second.feed(i.Submit(1, ONE, UPDATE, None, 1))
     second.feed(i.Submit(1, TWO, UPDATE, None, 1))
-    hands = Overtaken(first)
+    hands = Overtaken(second, first)
     assert second.work(hands) == ()
     assert hands.seen == 1
     assert second.state.round is None

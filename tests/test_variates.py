@@ -107,10 +107,10 @@ def test_a_site_that_joins_during_a_round_does_not_change_its_sum() -> None:
         driver.feed(i.Admit(SiteId(f"{number:032x}"), b"", 0))
         driver.feed(i.Report(Seat(number + 1), (("ready", True),), 0))
     duty = _sum_that_is_owed(driver, hands)
-    before = hands.perform(duty, driver.state)
+    before = hands.perform(duty)
     driver.feed(i.Admit(SiteId("f" * 32), b"", 2))
     assert len(driver.state.roster) == 4
-    assert hands.perform(duty, driver.state) == before
+    assert hands.perform(duty) == before
 
 
 def _sum_that_is_owed(driver: Driver, hands: CoordinatorHands) -> d.Aggregate:

@@ -43,7 +43,7 @@ from consortium.drive.study import load_study
 from consortium.errors import FormatError, LayoutError
 from consortium.model import STEP, Layout, digest_of
 from consortium.plan.strategy import VARIATE
-from consortium.store.files import FileBlobs
+from consortium.store.files import FileBlobs, _FileWriter
 from consortium.store.memory import MemoryBlobs
 from consortium.tensors import load_tensors, read_header
 from consortium.torch import TorchTask
@@ -196,6 +196,7 @@ def _listen(patch: pytest.MonkeyPatch, captured: Capture) -> None:
     patch.setattr(Driver, "feed", heard)
     for blobs in (MemoryBlobs, FileBlobs):
         patch.setattr(blobs, "put", _stored(blobs.put, captured))
+    patch.setattr(_FileWriter, "finish", _written(_FileWriter.finish, captured))
     for states in (MemoryStates, FileStates):
         patch.setattr(states, "keep", _kept(states.keep, captured))
 
@@ -207,6 +208,17 @@ def _stored(put: Any, captured: Capture) -> Any:
         return put(self, data)
 
     return stored
+
+
+def _written(finish: Any, captured: Capture) -> Any:
+    def written(self: Any) -> Any:
+        digest = finish(self)
+        data = self._blobs.get(digest)
+        if data not in captured.blobs:
+            captured.blobs.append(data)
+        return digest
+
+    return written
 
 
 def _kept(keep: Any, captured: Capture) -> Any:

@@ -158,16 +158,23 @@ def save_model(layout: Layout, vector: Vector) -> bytes:
 
 def load_model(layout: Layout, data: bytes) -> Vector:
     """The vector of a model file of exactly this layout; refuses anything else."""
+    start = read_model_header(layout, data)
+    vector = layout.flatten(arrays_of(layout.specs, data, start))
+    if not np.isfinite(vector).all():
+        raise ModelFileError("the model has numbers that are not finite")
+    return vector
+
+
+def read_model_header(layout: Layout, data: bytes, size_bytes: int | None = None) -> int:
+    """Where the numbers start in a model file of exactly this layout; refuses anything else.
+    With the file's size, its beginning suffices."""
     try:
-        specs, _, start = read_header(data)
+        specs, _, start = read_header(data, size_bytes)
         if specs != layout.specs:
             raise DimensionError(_difference(layout, Layout(specs)))
     except (FormatError, DimensionError) as error:
         raise ModelFileError(f"not a model of this layout: {error.message}") from None
-    vector = layout.flatten(arrays_of(specs, data, start))
-    if not np.isfinite(vector).all():
-        raise ModelFileError("the model has numbers that are not finite")
-    return vector
+    return start
 
 
 # ---- updates ------------------------------------------------------------------------
@@ -235,17 +242,28 @@ def load_update(data: bytes, form: Form) -> Update:
     Raises `FormatError` for what is not well-formed or not finite, `DimensionError` for
     what is not an update of this form.
     """
-    specs, about, start = read_header(data)
+    weight, base, start = read_update_header(data, form)
+    row = np.frombuffer(data, form.dtype, offset=start)
+    if not np.isfinite(row).all():
+        raise FormatError("the update has numbers that are not finite")
+    return Update(row, weight, base)
+
+
+def read_update_header(
+    data: bytes, form: Form, size_bytes: int | None = None
+) -> tuple[float, Digest, int]:
+    """(weight, base, where the row starts) of an update file of this form. With the file's
+    size, its beginning suffices. Raises what `load_update` raises."""
+    specs, about, start = read_header(data, size_bytes)
     if specs != form.specs:
         wanted = ", ".join(f"{name} of {size}" for name, size in form.vectors)
         raise DimensionError(f"not an update of: {wanted} numbers of type {CODES[form.dtype]}")
     if sorted(about) != ["base", "weight"] or len(about["base"]) != 64:
         raise FormatError("an update names its base and its weight, and nothing else")
-    row = np.frombuffer(data, form.dtype, offset=start)
     try:
         weight, base = float(about["weight"]), bytes.fromhex(about["base"])
     except ValueError:
         raise FormatError("base or weight of the update is malformed") from None
-    if not math.isfinite(weight) or weight <= 0 or not np.isfinite(row).all():
-        raise FormatError("the update has numbers that are not finite or not positive")
-    return Update(row, weight, Digest(base))
+    if not math.isfinite(weight) or weight <= 0:
+        raise FormatError("the update's weight is not finite or not positive")
+    return weight, Digest(base), start

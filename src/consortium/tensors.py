@@ -97,11 +97,19 @@ def write_header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> bytes
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def read_header(data: bytes | memoryview) -> tuple[tuple[TensorSpec, ...], dict[str, str], int]:
+def header_bytes(data: bytes) -> int:
+    """How much of a file `read_header` needs to see, by the file's first eight bytes."""
+    return _LENGTH_BYTES + min(int.from_bytes(data[:_LENGTH_BYTES], "little"), MAX_HEADER_BYTES)
+
+
+def read_header(
+    data: bytes | memoryview, size_bytes: int | None = None
+) -> tuple[tuple[TensorSpec, ...], dict[str, str], int]:
     """(tensors, metadata, where the numbers start) of a safetensors file.
 
     Refuses a long header, duplicate names, unknown types, gaps, overlaps and a size that
-    is not exactly what the header says, before any tensor is made.
+    is not exactly what the header says, before any tensor is made. With `size_bytes`, that
+    of the file, `data` may be its beginning only: see `header_bytes`.
     """
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
@@ -117,7 +125,7 @@ def read_header(data: bytes | memoryview) -> tuple[tuple[TensorSpec, ...], dict[
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise FormatError("the metadata is not a table of texts")
     specs, end = _specs_of(entries)
-    if start + end != len(data):
+    if start + end != (len(data) if size_bytes is None else size_bytes):
         raise FormatError("the file is not as long as its header says")
     return specs, about, start
 

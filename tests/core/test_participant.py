@@ -22,7 +22,7 @@ from .small import digest
 
 NOW = 1000
 TRAIN = d.Train(1, Seat(4), digest("base"), None, digest("plan"), digest("task"), 5000, False)
-EVALUATE = d.Evaluate(1, Seat(4), digest("candidate"), digest("base"), 9000)
+EVALUATE = d.Evaluate(1, Seat(4), digest("candidate"), digest("base"), 0, 9000)
 
 
 @dataclass
@@ -135,8 +135,33 @@ def test_site_waits_until_it_is_asked() -> None:
 def test_invited_site_trains_from_the_base_with_its_private_state() -> None:
     assert invited().work == p.TrainHere(1, digest("base"), None)
     site = sending()
+    site.give(p.Settled(1, True, NOW))
     site.give(p.Asked(replace(TRAIN, round=2, base=digest("base 2")), NOW))
     assert site.work == p.TrainHere(2, digest("base 2"), digest("private"))
+
+
+def test_state_of_a_round_that_did_not_count_is_forgotten() -> None:
+    site = sending()
+    assert site.state.unsettled == 1
+    assert len(site.give(p.Settled(1, False, NOW))) == 1
+    assert site.give(p.Settled(1, True, NOW)) == ()
+    site.give(p.Asked(replace(TRAIN, round=2), NOW))
+    assert site.work == p.TrainHere(2, digest("base"), None)
+
+
+def test_no_round_is_begun_before_the_end_of_the_last_one_is_known() -> None:
+    site = sending()
+    with pytest.raises(WrongRoundError):
+        site.give(p.Asked(replace(TRAIN, round=2), NOW))
+    assert site.give(p.Settled(2, True, NOW)) == ()
+
+
+def test_policy_declines_a_round_once_and_with_a_code() -> None:
+    site = approved()
+    assert len(site.give(p.Decline(TRAIN, Failure.POLICY, NOW))) == 1
+    assert site.work == p.TellFailure(1, Failure.POLICY)
+    assert site.give(p.Decline(TRAIN, Failure.POLICY, NOW)) == ()
+    assert site.give(p.Asked(TRAIN, NOW)) == ()
 
 
 def test_invitation_whose_deadline_is_over_is_refused() -> None:
@@ -176,6 +201,7 @@ def test_older_round_is_old_news() -> None:
 @pytest.mark.parametrize("make", [invited, sending, evaluating, scoring])
 def test_newer_round_is_taken_from_any_stage(make: Any) -> None:
     site = make()
+    site.give(p.Settled(1, False, NOW))
     site.give(p.Asked(replace(TRAIN, round=2), NOW))
     assert site.state.stage is Stage.TRAINING
     fresh = site.state

@@ -37,7 +37,7 @@ def kinds(facts: tuple[Any, ...]) -> list[type[Any]]:
 def test_update_is_received_then_checked_then_accepted() -> None:
     world = training()
     assert kinds(world.submit(1)) == [f.UpdateReceived]
-    assert d.Check(1, Seat(1), digest("update 1")) in owed(world.state)
+    assert d.Check(1, Seat(1), digest("update 1"), digest("model 0")) in owed(world.state)
     assert kinds(world.check(1)) == [f.UpdateAccepted]
     assert owed(world.state) == (d.WakeAt(world.round.deadline_ms + 1),)
 
@@ -205,7 +205,7 @@ def test_updates_that_came_in_time_are_checked_before_the_round_closes() -> None
     deadline_ms = world.round.deadline_ms
     assert world.tick(deadline_ms + 1) == ()
     assert owed(world.state) == (
-        d.Check(1, Seat(4), digest("update 4")),
+        d.Check(1, Seat(4), digest("update 4"), digest("model 0")),
         d.WakeAt(deadline_ms + 1),
         d.WakeAt(deadline_ms + TERMS.grace_ms + 1),
     )

@@ -67,7 +67,7 @@ def test_members_are_asked_for_candidate_and_base_with_a_deadline() -> None:
     world = evaluating()
     by_ms = START_MS + JUDGED.evaluation_ms
     assert owed_by(world.state, Seat(2)) == d.Evaluate(
-        1, Seat(2), digest("model 1"), digest("model 0"), by_ms
+        1, Seat(2), digest("model 1"), digest("model 0"), 0, by_ms
     )
     assert owed(world.state) == (d.WakeAt(by_ms + 1),)
     assert world.tick(by_ms) == ()
@@ -247,7 +247,8 @@ def _judging(terms: Any = JUDGED) -> World:
 
 def test_gate_is_shown_the_means_and_the_recent_scores() -> None:
     world = _judging()
-    assert owed(world.state) == (d.Judge(1, digest("model 1"), 3, (0.8, 0.2), (0.7, 0.3), ()),)
+    shown = (0.8, 0.2), (0.7, 0.3), ()
+    assert owed(world.state) == (d.Judge(1, digest("model 1"), 3, *shown, JUDGED),)
     world.judge()
     world.release()
     _next(world, loss=10.0)

@@ -28,6 +28,7 @@ from consortium.core.federation import decide, evolve, owed, owed_by, replay
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation
 from consortium.core.terms import MINUTE_MS, Close, Metric, Terms
+from consortium.drive.rounds import is_counted
 from consortium.errors import Refusal
 
 from .fact_text import read
@@ -149,13 +150,25 @@ class World:
                 self.send(lambda: self.request(site, work))
 
     def ask(self, site: Site) -> None:
+        number = site.state.unsettled
+        settled = self.settlement(number, site.seat) if number else None
         duty = owed_by(self.coordinator.state, site.seat)
-        if duty is not None:
-            self.send(lambda: self.invite(site, duty))
+        if duty is not None or settled is not None:
+            self.send(lambda: self.invite(site, duty, settled))
 
-    def invite(self, site: Site, duty: d.SiteDuty) -> None:
+    def settlement(self, number: int, seat: Seat) -> p.Settled | None:
+        """How a round ended for a site, as the coordinator's log says."""
+        facts = [decode(record) for record in self.coordinator.log]
+        of_round = [fact for fact in facts if getattr(fact, "round", 0) == number]
+        counted = is_counted(of_round, seat)
+        return None if counted is None else p.Settled(number, counted, self.now_ms)
+
+    def invite(self, site: Site, duty: d.SiteDuty | None, settled: p.Settled | None) -> None:
+        if settled is not None:
+            site.give(settled)
         with suppress(Refusal):  # it may be an invitation from the past
-            site.give(p.Asked(duty, self.now_ms))
+            if duty is not None:
+                site.give(p.Asked(duty, self.now_ms))
 
     def train(self, site: Site, number: int) -> None:
         """Training is not deterministic: done again, it gives another update."""

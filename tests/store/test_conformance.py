@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -96,7 +99,48 @@ class NoSlices(MemoryBlobs):
         return super().get(digest)
 
 
-@pytest.mark.parametrize("broken", [Forgets, KeepsDropped, EmptyForMissing, NoSlices])
+class SizeOfAPage(MemoryBlobs):
+    def size(self, digest: Digest) -> int:
+        return -(-super().size(digest) // 4096) * 4096
+
+
+class Appends(MemoryBlobs):
+    """Takes the parts of a blob as they come."""
+
+    @contextmanager
+    def writer(self) -> Iterator[Any]:
+        with super().writer() as real:
+            lengths: list[int] = []
+
+            def write_at(offset: int, data: bytes) -> None:
+                real.write_at(sum(lengths), data)
+                lengths.append(len(data))
+
+            yield SimpleNamespace(write_at=write_at, finish=real.finish)
+
+
+class KeepsUnfinished(MemoryBlobs):
+    @contextmanager
+    def writer(self) -> Iterator[Any]:
+        with super().writer() as real:
+            try:
+                yield real
+            finally:
+                real.finish()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Forgets,
+        KeepsDropped,
+        EmptyForMissing,
+        NoSlices,
+        SizeOfAPage,
+        Appends,
+        KeepsUnfinished,
+    ],
+)
 def test_the_suite_finds_a_broken_blob_store(broken: type[MemoryBlobs]) -> None:
     failures = 0
     for check in BLOB_CHECKS:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -236,6 +238,105 @@ def test_a_changed_blob_is_found(tmp_path: Path) -> None:
     with pytest.raises(CorruptBlobError):
         blobs.get(digest)
     assert list(blobs.digests()) == [digest]
+
+
+def test_a_changed_blob_is_found_without_holding_it(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    digest = blobs.put(b"some bytes")
+    blobs.path(digest).write_bytes(b"some byteZ")
+    with pytest.raises(CorruptBlobError):
+        blobs.check(digest)
+
+
+def test_a_blob_may_be_read_and_written_a_little_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs, pwrite = FileBlobs(tmp_path / "blobs"), os.pwrite
+    monkeypatch.setattr(files.os, "pwrite", lambda handle, data, at: pwrite(handle, data[:3], at))
+    with blobs.writer() as writer:
+        writer.write_at(0, b"0123456789")
+        digest = writer.finish()
+    assert blobs.get(digest) == b"0123456789"
+
+    class Slow(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(3 if size is None or size > 3 else size)
+
+    with Slow(blobs.path(digest)) as file:
+        assert files._read(file, 8) == b"01234567"
+        assert files._read(file, 8) == b"89"
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list((folder / "incoming").iterdir())
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_blob_that_cannot_be_written_in_parts_leaves_nothing_behind(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, call, fail)
+    with pytest.raises(StoreFailedError, match="No space"), blobs.writer() as writer:
+        writer.write_at(0, b"some bytes")
+        writer.finish()
+    assert not blobs.has(digest_of(b"some bytes"))
+    assert left_in(tmp_path / "blobs") == []
+
+
+def test_a_blob_has_its_bytes_before_its_name_and_its_name_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs, calls = FileBlobs(tmp_path / "blobs"), []
+    upload = tmp_path / "upload"
+    upload.write_bytes(b"an upload")
+    fsync, rename = os.fsync, Path.rename
+
+    def sync(handle: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def name(path: Path, target: Path) -> Path:
+        calls.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(files.os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", name)
+    with blobs.writer() as writer:
+        writer.write_at(0, b"some bytes")
+        writer.finish()
+    assert calls == ["file", "rename", "folder"]
+    blobs.adopt(upload, digest_of(b"an upload"))
+    assert calls[3:] == ["file", "rename", "folder"]
+
+
+def test_a_finished_file_becomes_a_blob(tmp_path: Path) -> None:
+    blobs, upload = FileBlobs(tmp_path / "blobs"), tmp_path / "upload"
+    digest = digest_of(b"some bytes")
+    upload.write_bytes(b"some bytes")
+    blobs.adopt(upload, digest)
+    assert blobs.get(digest) == b"some bytes" == blobs.path(digest).read_bytes()
+    assert not upload.exists()
+    blobs.adopt(upload, digest)  # as after a crash before the reply
+    upload.write_bytes(b"some bytes")
+    blobs.adopt(upload, digest)
+    assert not upload.exists()
+    assert blobs.get(digest) == b"some bytes"
+
+
+def test_a_file_with_other_bytes_is_not_adopted_and_stays(tmp_path: Path) -> None:
+    blobs, upload = FileBlobs(tmp_path / "blobs"), tmp_path / "upload"
+    upload.write_bytes(b"some byteZ")
+    with pytest.raises(CorruptBlobError):
+        blobs.adopt(upload, digest_of(b"some bytes"))
+    assert upload.exists()
+    assert not blobs.has(digest_of(b"some bytes"))
+    with pytest.raises(MissingBlobError):
+        blobs.adopt(tmp_path / "nowhere", digest_of(b"some bytes"))
 
 
 def test_readers_change_nothing(tmp_path: Path) -> None:

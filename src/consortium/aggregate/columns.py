@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,12 @@ from consortium.errors import InsufficientParticipantsError, InternalError
 Columns = npt.NDArray[np.float64]
 Combine = Callable[[int, int], Columns]  # the combined columns lo:hi
 Work = Callable[[int, int], object]
+T = TypeVar("T")
 
-CHUNK = 32_768  # columns a thread takes at a time: long enough to forget the call's cost
-WIDTH = 16_384  # columns of one float64 row and its scratch that stay in a core's cache
+# Columns that a thread takes at a time, and of one float64 row and its scratch. Threads wait for
+# each other between two calls of NumPy or of the store, so that shorter pieces are slower over
+# two threads than over one; longer ones fall out of a core's cache, and memory grows with them.
+CHUNK = 65_536
 _MOST_THREADS = 4  # a sum is bound by memory: more threads than channels do not help
 
 
@@ -75,21 +78,25 @@ def cut(lo: int, hi: int, width: int) -> Iterator[tuple[int, int]]:
 
 
 def for_columns(size: int, work: Work, threads: int | None = None) -> None:
-    """Call `work(lo, hi)` once for every chunk of `size` columns, over some threads.
+    """Call `work(lo, hi)` once for every chunk of `size` columns, over some threads."""
+    in_turn(list(cut(0, size, CHUNK)), lambda chunk: work(*chunk), threads)
 
-    NumPy lets go of the interpreter while it computes, so threads do run side by side.
-    They keep the caller's `np.errstate`, which threads do not inherit by themselves. What
-    `work` raises is raised here.
+
+def in_turn(items: Sequence[T], work: Callable[[T], object], threads: int | None = None) -> None:
+    """Call `work(item)` once for every item, over some threads.
+
+    NumPy lets go of the interpreter while it computes, and so do hashes and files, so threads
+    do run side by side. They keep the caller's `np.errstate`, which threads do not inherit by
+    themselves. What `work` raises is raised here.
     """
-    starts = iter(range(0, size, CHUNK))  # shared: the next free thread takes the next chunk
-    wanted = threads or min(os.cpu_count() or 1, _MOST_THREADS)
-    workers = min(wanted, -(-size // CHUNK))
+    left = iter(items)  # shared: the next free thread takes the next item
+    workers = min(threads or min(os.cpu_count() or 1, _MOST_THREADS), len(items))
     settings = np.geterr()
 
     def take() -> None:
         with np.errstate(**settings):
-            for lo in starts:
-                work(lo, min(lo + CHUNK, size))
+            for item in left:
+                work(item)
 
     if workers <= 1:
         return take()
@@ -107,8 +114,8 @@ def weighted_sum(rows: Sequence[tuple[Row, float]], lo: int, hi: int) -> Columns
     multiplied: the product would be the number itself.
     """
     out = np.empty(hi - lo)
-    scratch = np.empty(min(WIDTH, hi - lo))
-    for start, end in cut(lo, hi, WIDTH):
+    scratch = np.empty(min(CHUNK, hi - lo))
+    for start, end in cut(lo, hi, CHUNK):
         total, product = out[start - lo : end - lo], scratch[: end - start]
         for at, (values, weight) in enumerate(rows):
             target = product if at else total

@@ -13,7 +13,7 @@ import numpy as np
 from consortium.aggregate import robust
 from consortium.aggregate.block import BLOCK
 from consortium.aggregate.columns import (
-    WIDTH,
+    CHUNK,
     Columns,
     Combine,
     Row,
@@ -100,7 +100,7 @@ class Mean:
 
         def combine(lo: int, hi: int) -> Columns:
             out = np.empty(hi - lo)
-            for start, end in cut(lo, hi, WIDTH):
+            for start, end in cut(lo, hi, CHUNK):
                 total = blocks[0].columns(start, end)
                 for block in blocks[1:]:
                     np.add(total, block.columns(start, end), out=total)

@@ -6,7 +6,24 @@ from typing import Annotated
 
 import typer
 
-from consortium.cli import audit, compare, demo, explain, init, lock, simulate, site
+from consortium.cli import (
+    agent,
+    audit,
+    compare,
+    demo,
+    doctor,
+    explain,
+    init,
+    invite,
+    join,
+    lock,
+    model,
+    round,
+    serve,
+    simulate,
+    site,
+    status,
+)
 from consortium.cli.report import Voice
 
 app = typer.Typer(
@@ -47,7 +64,16 @@ app.command("lock")(lock.lock)
 app.command("simulate")(simulate.simulate)
 app.command("compare")(compare.compare)
 app.command("demo")(demo.demo)
+app.command("serve")(serve.serve)
+app.command("invite")(invite.invite)
+app.command("revoke")(invite.revoke)
+app.command("join")(join.join)
+app.command("agent")(agent.agent)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
+app.add_typer(round.app, name="round")
+app.add_typer(model.app, name="model")
 app.add_typer(audit.app, name="audit")
 app.add_typer(site.app, name="site")
 

@@ -31,17 +31,24 @@ def verify(
         list[Path] | None, typer.Option(help="A receipt that must be in this log; repeatable.")
     ] = None,
 ) -> None:
-    """Check the log, every blob, every sum, every checkpoint; exit 7 when anything is wrong."""
+    """Check the log, every blob, sum, checkpoint and signature; exit 7 when anything is wrong."""
+    from consortium.coordinator.evidence import Evidence, Tally
     from consortium.drive.verify import verify_directory
 
     if not (folder / "log.sqlite").is_file():
         raise UsageError(
             f"{folder} is not a data directory: it has no log.sqlite",
-            hint="a data directory is what `consortium simulate PLAN --data DIR` makes",
+            hint="a data directory is what `consortium serve` and `simulate --data DIR` make",
         )
     proofs = [_read(path) for path in receipt or []]
-    audit = verify_directory(folder, key=_key(key), receipts=proofs)
-    told = _told(audit)
+    signatures = Tally()
+    audit = verify_directory(
+        folder,
+        key=_key(key),
+        receipts=proofs,
+        checks=[lambda blobs: Evidence(blobs, signatures)],
+    )
+    told = _told(audit) | {"signatures": signatures.count}
     if not audit.is_clean:
         _show(audit)
         error = AuditError(f"{len(audit.findings)} finding(s) in {folder}")
@@ -52,6 +59,8 @@ def verify(
         f"ok: {audit.federations} federation(s), {audit.facts} facts, {audit.blobs} blobs, "
         f"{audit.checkpoints} checkpoints, {audit.receipts} receipts"
     )
+    if signatures.count:
+        data(f"{signatures.count} requests of sites are signed by the keys that were admitted")
     if audit.unsigned:
         data(f"{audit.unsigned} of these facts are newer than the newest checkpoint")
     for number in audit.keys:

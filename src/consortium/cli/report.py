@@ -37,10 +37,10 @@ def data(text: str) -> None:
         print(text)
 
 
-def envelope(command: str, result: dict[str, object]) -> None:
-    """The one JSON object of a command that went well."""
+def envelope(command: str, result: dict[str, object], *, is_ok: bool = True) -> None:
+    """The one JSON object of a command that did what it was asked."""
     if Voice.json:
-        print(json.dumps({"ok": True, "command": command, "data": result}))
+        print(json.dumps({"ok": is_ok, "command": command, "data": result}))
 
 
 def command(function: Command) -> Command:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from consortium.cli import site_control, site_model, site_review
 from consortium.cli.report import command, data, envelope
 
 app = typer.Typer(help="What a site's own people do.", no_args_is_help=True)
@@ -42,3 +43,16 @@ def check(
         data(line)
     report.demand()
     envelope("site check", {"passed": report.passed, "code": report.code.value})
+
+
+app.command("review")(site_review.review)
+app.command("approve")(site_review.approve)
+app.command("withdraw")(site_review.withdraw)
+app.command("hold")(site_control.hold)
+app.command("resume")(site_control.resume)
+app.command("status")(site_control.status)
+app.command("outbox")(site_control.outbox)
+app.command("policy")(site_control.policy)
+app.command("predict")(site_model.predict)
+app.command("export")(site_model.export)
+app.command("leave")(site_control.leave)

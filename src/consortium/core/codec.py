@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from consortium.core import facts as fact_module
+from consortium.core import site_facts as site_fact_module
 from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
 from consortium.core.terms import ReportValue
 from consortium.errors import CodecError
@@ -67,6 +68,12 @@ def kinds_in(*classes: type[Any]) -> dict[int, type[Any]]:
 def fact_kinds() -> dict[int, type[Any]]:
     """The coordinator's facts by kind number."""
     return kinds_in(*get_args(fact_module.Fact))
+
+
+@cache
+def site_kinds() -> dict[int, type[Any]]:
+    """The facts of a site's own log by kind number."""
+    return kinds_in(*get_args(site_fact_module.SiteFact))
 
 
 # ---- whole records ------------------------------------------------------------------

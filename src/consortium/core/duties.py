@@ -1,8 +1,9 @@
 """Duties: what must be going on now, derived from state and never queued.
 
 A duty may be done twice: whoever performs it reports with an input that names what was
-done, and old news makes no facts. The first group is the coordinator's own work; `Train`
-and `Evaluate` are what one site is asked for when it comes to ask.
+done, and old news makes no facts. A duty says all that its performer must know: it may be
+done while the state moves on. The first group is the coordinator's own work; `Train` and
+`Evaluate` are what one site is asked for when it comes to ask.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consortium.core.ids import Digest, Seat
+from consortium.core.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Check:
     round: int
     seat: Seat
     update: Digest
+    base: Digest  # what it must have been trained from
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class Judge:
     candidate: tuple[float, ...]
     base: tuple[float, ...]
     recent: tuple[float, ...]  # scores of the last published versions, newest last
+    terms: Terms  # the gate's, as they are in this round
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Evaluate:
     seat: Seat
     model: Digest
     base: Digest
+    base_round: int  # the round that made the base; 0: it came from outside
     deadline_ms: int
 
 

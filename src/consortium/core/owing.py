@@ -62,7 +62,7 @@ def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.D
     if not open_round.unchecked:
         return (wake,)
     checks = tuple(
-        d.Check(open_round.number, seat, open_round.submitted[seat])
+        d.Check(open_round.number, seat, open_round.submitted[seat], open_round.base)
         for seat in open_round.unchecked
     )
     return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
@@ -114,6 +114,7 @@ def _owe_verdict(state: Federation, terms: Terms, open_round: Round) -> tuple[d.
             candidate,
             base,
             tuple(state.scores),
+            terms,
         ),
     )
 
@@ -143,7 +144,12 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
     if seat in open_round.unheard:
         assert open_round.model is not None
         return d.Evaluate(
-            open_round.number, seat, open_round.model, open_round.base, open_round.evaluate_by_ms
+            open_round.number,
+            seat,
+            open_round.model,
+            open_round.base,
+            state.versions[open_round.version].round,
+            open_round.evaluate_by_ms,
         )
     return None
 

@@ -19,6 +19,7 @@ from consortium.core.site_inputs import (
     Approve,
     Asked,
     Broke,
+    Decline,
     EvaluateHere,
     Heard,
     HoldSite,
@@ -26,6 +27,7 @@ from consortium.core.site_inputs import (
     Scored,
     SendScore,
     SendUpdate,
+    Settled,
     Shown,
     SiteInput,
     SiteWork,
@@ -47,6 +49,7 @@ __all__ = [
     "Approve",
     "Asked",
     "Broke",
+    "Decline",
     "EvaluateHere",
     "Heard",
     "HoldSite",
@@ -55,6 +58,7 @@ __all__ = [
     "Scored",
     "SendScore",
     "SendUpdate",
+    "Settled",
     "Shown",
     "SiteInput",
     "SiteWork",
@@ -83,7 +87,9 @@ class Participant:
     plan: Digest | None = None
     base: Digest | None = None
     deadline_ms: int = 0
-    private_state: Digest | None = None
+    private_state: Digest | None = None  # what the site keeps with the present model
+    pending_state: Digest | None = None  # what the newest update's training made of it
+    unsettled: int = 0  # the round of the newest update, until its end is known; 0: none
     update: Digest | None = None
     failure: Failure | None = None
     model: Digest | None = None
@@ -150,8 +156,22 @@ def _asked_to_train(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts
         return (s.InvitationDeclined(duty.round, Failure.POLICY, now_ms),)
     if (duty.task, duty.plan) not in state.approved:
         raise NotApprovedError("nobody at this site has approved this task under this plan")
+    if state.unsettled:
+        raise WrongRoundError(f"how round {state.unsettled} ended has not been told")
     taken = s.InvitationTaken(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms)
     return (taken,)
+
+
+def _decline(state: Participant, item: Decline) -> SiteFacts:
+    if item.duty.round <= state.round:
+        return ()
+    return (s.InvitationDeclined(item.duty.round, item.failure, item.now_ms),)
+
+
+def _settled(state: Participant, item: Settled) -> SiteFacts:
+    if item.round != state.unsettled:
+        return ()
+    return (s.RoundSettled(item.round, item.is_counted, item.now_ms),)
 
 
 def _asked_to_evaluate(state: Participant, duty: d.Evaluate, now_ms: int) -> SiteFacts:
@@ -239,6 +259,8 @@ _RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
     HoldSite: _hold,
     ResumeSite: _resume,
     Asked: _asked,
+    Decline: _decline,
+    Settled: _settled,
     Trained: _trained,
     Scored: _scored,
     Broke: _broke,
@@ -272,7 +294,12 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
         case s.DeadlineMoved():
             state.deadline_ms = fact.deadline_ms
         case s.UpdateSpooled():
-            state.update, state.private_state = fact.update, fact.private_state
+            state.update, state.pending_state = fact.update, fact.private_state
+            state.unsettled = fact.round
+        case s.RoundSettled():
+            if fact.is_counted:
+                state.private_state = state.pending_state
+            state.pending_state, state.unsettled = None, 0
         case s.WorkFailed():
             state.failure = fact.failure
         case s.EvaluationTaken():

@@ -71,8 +71,9 @@ class DeadlineMoved:
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpooled:
-    """The update's bytes are durable at the site and may leave from now on. Private state
-    is swapped in the same commit, so a retry sends the spool and never trains again."""
+    """The update's bytes are durable at the site and may leave from now on: a retry sends the
+    spool and never trains again. What the site keeps of that training, `private_state`, is
+    durable too, and pending until the round is settled."""
 
     KIND = 139
     round: int
@@ -153,6 +154,17 @@ class CheckpointWitnessed:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoundSettled:
+    """How the round of the newest update ended: whether it published a model that this
+    site's update is in. Only then does what the site kept in that round become its own."""
+
+    KIND = 148
+    round: int
+    is_counted: bool
+    at_ms: int
+
+
 SiteFact = (
     TaskApproved
     | ApprovalWithdrawn
@@ -170,4 +182,5 @@ SiteFact = (
     | ScoreTold
     | RoundLeft
     | CheckpointWitnessed
+    | RoundSettled
 )

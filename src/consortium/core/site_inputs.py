@@ -45,6 +45,24 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Decline:
+    """The site's own policy forbids what an invitation asks for. Only the code leaves."""
+
+    duty: d.Train
+    failure: Failure
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The coordinator says how a round ended that this site sent an update to."""
+
+    round: int
+    is_counted: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     round: int
     update: Digest
@@ -106,6 +124,8 @@ SiteInput = (
     | HoldSite
     | ResumeSite
     | Asked
+    | Decline
+    | Settled
     | Trained
     | Scored
     | Broke

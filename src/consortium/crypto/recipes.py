@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
@@ -45,6 +46,17 @@ class SigningKey:
     def secret(self) -> Secret:
         """The 32 bytes to keep in a file that only its owner can read."""
         return Secret(self._key.private_bytes_raw())
+
+    def pem(self) -> Secret:
+        """The key as PKCS #8, unencrypted: what the `ssl` module reads from a file. Write it
+        with `keyfile.write_secret`, which lets nobody but the owner read it."""
+        return Secret(
+            self._key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
 
     @property
     def public(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 
@@ -23,3 +24,15 @@ class ManualClock:
     def advance_to(self, at_ms: int) -> None:
         """Move on to `at_ms`; never back."""
         self._now_ms = max(self._now_ms, at_ms)
+
+
+class SystemClock:
+    """The machine's clock, which may be set back: then this one stands still until the other
+    has caught up, so that nothing in a process's log is older than what it follows from."""
+
+    def __init__(self) -> None:
+        self._latest_ms = 0
+
+    def now_ms(self) -> int:
+        self._latest_ms = max(self._latest_ms, time.time_ns() // 1_000_000)
+        return self._latest_ms

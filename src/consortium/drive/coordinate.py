@@ -14,6 +14,7 @@ from consortium.core import inputs as i
 from consortium.core.codec import decode
 from consortium.core.ending import Facts
 from consortium.core.facts import LogKeyAdopted
+from consortium.crypto.recipes import SigningKey
 from consortium.drive.clock import Clock
 from consortium.drive.directory import NEWEST
 from consortium.drive.driver import Driver, Hands
@@ -98,6 +99,14 @@ class Coordinator:
         for note in log.read(stream, max(0, length - 1)):
             return parse_text(note.decode().partition("\n\n")[0] + "\n")
         return None
+
+    def signing_key(self) -> SigningKey:
+        """The key that the log names now: it signs invitations as well as checkpoints."""
+        key = self.driver.state.log_keys[-1]
+        for signer in self._directory.signers():
+            if signer.key.public == key:
+                return signer.key
+        raise NoteError("the key that the log names is not here")
 
     def feed(self, item: i.Input) -> Facts:
         return self.driver.feed(item)

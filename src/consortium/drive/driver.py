@@ -3,14 +3,18 @@
 A `Driver` owns the folded state of one stream. Whatever comes in is decided against that
 state, the facts are appended at the position that the decision was made at, and only then
 recorded and answered. If somebody else appended first, what is new is read and the
-decision is made again: several coordinators need no lock.
+decision is made again: several coordinators need no lock between them.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
+from random import SystemRandom
 from typing import Protocol
 
 from consortium.core import duties as d
@@ -25,6 +29,8 @@ from consortium.errors import CodecError, ConflictError, ConsortiumError, Intern
 from consortium.store.ports import Cache, Log
 
 _MAX_ATTEMPTS = 100
+_PAUSE_S = 0.004  # at most, before an input is decided a third time
+_SYSTEM = SystemRandom()
 _SNAPSHOT_EVERY = 5000
 _POSITION_BYTES = 8
 
@@ -32,7 +38,7 @@ _POSITION_BYTES = 8
 class Hands(Protocol):
     """Those who perform the coordinator's duties. A duty may be performed twice."""
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
+    def perform(self, duty: d.Duty) -> i.Input:
         """Do what is owed and report it. Raise to leave it owed."""
         ...
 
@@ -48,9 +54,22 @@ def code_digest() -> bytes:
 
 
 class Driver:
-    """One federation, folded from its stream."""
+    """One federation, folded from its stream.
 
-    def __init__(self, log: Log, stream: str, clock: Clock, cache: Cache | None = None) -> None:
+    Several threads may use it: whoever reads `state` does so under `lock`, which every
+    decision holds and no duty. So inputs are taken while a worker sums.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        stream: str,
+        clock: Clock,
+        cache: Cache | None = None,
+        jitter: Callable[[], float] = _SYSTEM.random,
+    ) -> None:
+        self.lock = threading.RLock()
+        self._jitter = jitter  # from 0 to 1: those who lost one race should not meet again
         self._log = log
         self._stream = stream
         self._clock = clock
@@ -68,12 +87,13 @@ class Driver:
 
     def catch_up(self) -> bool:
         """Fold what was appended since; whether there was anything. Recovery is no more."""
-        before = self._position
-        for record in self._log.read(self._stream, self._position):
-            evolve(self.state, decode(record))
-            self._position += 1
-        self._remember()
-        return self._position > before
+        with self.lock:
+            before = self._position
+            for record in self._log.read(self._stream, self._position):
+                evolve(self.state, decode(record))
+                self._position += 1
+            self._remember()
+            return self._position > before
 
     def _remembered(self) -> tuple[Federation, int]:
         """State and position of the snapshot, or the beginning where there is none to trust."""
@@ -104,28 +124,37 @@ class Driver:
         An append finds out by itself whether the state was old. A refusal and an answer
         without facts append nothing, so they stand only if nothing new is in the log.
         """
+        conflicts = 0
         for _ in range(_MAX_ATTEMPTS):
+            if conflicts > 1:
+                time.sleep(_PAUSE_S * self._jitter())
+            try:
+                facts = self._decide_and_append(item)
+            except ConflictError:
+                conflicts += 1
+                self.catch_up()
+                continue
+            if facts is not None:
+                return facts
+        raise InternalError(f"{_MAX_ATTEMPTS} others were faster to append")
+
+    def _decide_and_append(self, item: i.Input) -> Facts | None:
+        """The facts, recorded; None when there was something new in the log to decide by."""
+        with self.lock:
             try:
                 facts = decide(self.state, item)
             except Refusal:
                 if self.catch_up():
-                    continue
+                    return None
                 raise
             if not facts:
-                if self.catch_up():
-                    continue
-                return ()
-            try:
-                records = [encode(fact) for fact in facts]
-                self._position = self._log.append(self._stream, self._position, records)
-            except ConflictError:
-                self.catch_up()
-                continue
+                return None if self.catch_up() else ()
+            records = [encode(fact) for fact in facts]
+            self._position = self._log.append(self._stream, self._position, records)
             for fact in facts:
                 evolve(self.state, fact)
             self._remember()
             return facts
-        raise InternalError(f"{_MAX_ATTEMPTS} others were faster to append")
 
     def work(self, hands: Hands) -> Facts:
         """Perform the first duty that leads to facts; none when all that is left is to wait.
@@ -135,34 +164,38 @@ class Driver:
         """
         while True:
             position = self._position
-            facts = self._tick() or self._perform(hands, position)
+            facts = self._tick() or self._perform(hands)
             if facts or self._position == position:
                 return facts
             # Somebody else was faster, so what was owed is not owed any more: look again.
 
     def _tick(self) -> Facts:
         """Tell the core the time if it asked for it and does not know it yet."""
-        now_ms = self._clock.now_ms()
-        tick = (self._position, now_ms)
-        is_due = any(
-            isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in owed(self.state)
-        )
-        if not is_due or self._ticked == tick:
-            return ()
-        facts = self.feed(i.Tick(now_ms, self._awake_ms))
-        self._ticked = tick  # only now: a tick that the store refused is owed still
-        return facts
+        with self.lock:
+            now_ms = self._clock.now_ms()
+            tick = (self._position, now_ms)
+            is_due = any(
+                isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in owed(self.state)
+            )
+            if not is_due or self._ticked == tick:
+                return ()
+            facts = self.feed(i.Tick(now_ms, self._awake_ms))
+            self._ticked = tick  # only now: a tick that the store refused is owed still
+            return facts
 
-    def _perform(self, hands: Hands, position: int) -> Facts:
-        """Try what is owed at `position`, one duty after the other, until one brings facts."""
+    def _perform(self, hands: Hands) -> Facts:
+        """Try what is owed now, one duty after the other, until one brings facts. The lock is
+        free meanwhile: a duty says all that it needs, and its report may be old news."""
         failure: ConsortiumError | None = None
-        for duty in owed(self.state):
+        with self.lock:
+            position, duties = self._position, owed(self.state)
+        for duty in duties:
             if self._position != position:
                 return ()  # the state has moved on, and with it what is owed
             if isinstance(duty, d.WakeAt):
                 continue
             try:
-                facts = self.feed(hands.perform(duty, self.state))
+                facts = self.feed(hands.perform(duty))
             except ConsortiumError as error:
                 failure = failure or error
                 continue
@@ -175,5 +208,6 @@ class Driver:
     def wakes_at_ms(self) -> int | None:
         """The next time that something is due by itself; None when nothing is."""
         now_ms = self._clock.now_ms()
-        wakes = [duty.at_ms for duty in owed(self.state) if isinstance(duty, d.WakeAt)]
+        with self.lock:
+            wakes = [duty.at_ms for duty in owed(self.state) if isinstance(duty, d.WakeAt)]
         return min((at_ms for at_ms in wakes if at_ms > now_ms), default=None)

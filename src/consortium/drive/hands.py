@@ -11,8 +11,7 @@ from consortium.checks import Expected, Findings, check_update
 from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Fault, RoundEnd
-from consortium.core.ids import Digest
-from consortium.core.state import Federation
+from consortium.core.ids import Digest, Seat
 from consortium.drive.clock import Clock
 from consortium.drive.combine import Combination, server_state_of
 from consortium.drive.rows import open_rows
@@ -23,15 +22,17 @@ from consortium.errors import (
     ModelFileError,
 )
 from consortium.gate import judge
-from consortium.model import Form, Layout, Vector, load_model, save_model
+from consortium.model import Form, Layout, Vector, load_model
 from consortium.plan.strategy import VARIATE, StrategySection
 from consortium.screen import screen
 from consortium.store.ports import Blobs
+from consortium.stored import check_model, open_model
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHands:
-    """Performs duties against a blob store. Doing one twice gives the same bytes."""
+    """Performs duties against a blob store. Doing one twice gives the same bytes. Models and
+    updates stay in the store: none of them is held in memory as a whole."""
 
     layout: Layout
     strategy: StrategySection
@@ -39,24 +40,23 @@ class CoordinatorHands:
     clock: Clock
     draw_seed: Callable[[int], bytes]
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
-        now_ms = self.clock.now_ms()
+    def perform(self, duty: d.Duty) -> i.Input:
+        # The time of a report is that of its end: others may be heard while this is done.
         match duty:
             case d.Draw():
-                return i.Drawn(duty.round, self.draw_seed(duty.round), now_ms)
+                return i.Drawn(duty.round, self.draw_seed(duty.round), self.clock.now_ms())
             case d.Check():
-                return self._check(duty, state, now_ms)
+                return self._check(duty)
             case d.Screen():
-                return self._screen(duty, now_ms)
+                return i.Screened(duty.round, duty.count, self._strange(duty), self.clock.now_ms())
             case d.Aggregate():
-                return self._aggregate(duty, now_ms)
+                return self._aggregate(duty)
             case d.Judge():
-                assert state.terms is not None
-                outcome = judge(state.terms, duty).outcome
-                return i.Verdict(duty.round, duty.model, outcome, now_ms)
+                outcome = judge(duty.terms, duty).outcome
+                return i.Verdict(duty.round, duty.model, outcome, self.clock.now_ms())
             case d.Release():
-                self.model(duty.model)  # it is there, has its layout and is finite
-                return i.Released(duty.round, duty.model, now_ms)
+                check_model(self.blobs, self.layout, duty.model)
+                return i.Released(duty.round, duty.model, self.clock.now_ms())
             case d.WakeAt():
                 raise InternalError("waking is the driver's duty")
 
@@ -66,60 +66,52 @@ class CoordinatorHands:
         return self.strategy.form(self.layout)
 
     def model(self, digest: Digest) -> Vector:
-        """The vector of a stored model."""
+        """The vector of a stored model, for sites that train in this process."""
         return load_model(self.layout, self.blobs.get(digest))
 
     def variate(self, server_state: Digest | None) -> Vector | None:
         """The server's control variate, which sites of a SCAFFOLD round need; else None."""
         if not self.strategy.has_variates:
             return None
-        return server_state_of(self.strategy, self.layout, self.blobs, server_state)[VARIATE]
+        state = server_state_of(self.strategy, self.layout, self.blobs, server_state)
+        return np.array(state[VARIATE][: self.layout.size])
 
-    def _check(self, duty: d.Check, state: Federation, now_ms: int) -> i.Checked:
-        assert state.round is not None
+    def _check(self, duty: d.Check) -> i.Checked:
         try:
-            found = check_update(self.blobs.get(duty.update), self.expected(state.round.base))
+            found = check_update(self.blobs, duty.update, self.expected(duty.base))
         except (MissingBlobError, CorruptBlobError):
             found = Findings(Fault.FORMAT)  # it was here; the round must not wait for it
-        return i.Checked(
-            duty.round, duty.seat, duty.update, found.fault, found.weight, found.norm, now_ms
-        )
+        about = duty.round, duty.seat, duty.update
+        return i.Checked(*about, found.fault, found.weight, found.norm, self.clock.now_ms())
 
     def expected(self, base: Digest) -> Expected:
         """What an update trained from `base` must be under this plan."""
         limits = self.strategy.weighing().limits()
         return Expected(self.form, base, self.strategy.clip, limits)
 
-    def _screen(self, duty: d.Screen, now_ms: int) -> i.Screened:
+    def _strange(self, duty: d.Screen) -> tuple[tuple[Seat, Fault], ...]:
         """Who stands out. An update whose bytes are gone is left for the sum to stumble over:
         then the round fails, and says why."""
         ranked = [(rank, digest) for _, rank, digest in duty.updates]
         try:
-            rows = open_rows(self.blobs, self.form, ranked, ())
+            found = screen(open_rows(self.blobs, self.form, ranked, ()), self.layout.size)
         except (MissingBlobError, CorruptBlobError):
-            return i.Screened(duty.round, duty.count, (), now_ms)
+            return ()
         seats = [seat for seat, _, _ in duty.updates]
-        found = screen(rows, self.layout.size)
-        excluded = tuple(sorted((seats[at], fault) for at, fault in found.items()))
-        return i.Screened(duty.round, duty.count, excluded, now_ms)
+        return tuple(sorted((seats[at], fault) for at, fault in found.items()))
 
-    def _aggregate(self, duty: d.Aggregate, now_ms: int) -> i.Summed | i.NotSummed:
+    def _aggregate(self, duty: d.Aggregate) -> i.Summed | i.NotSummed:
+        share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
+        combination = Combination(self.strategy, self.layout, share)
         try:
             rows = open_rows(self.blobs, self.form, duty.updates, duty.partials)
             state = server_state_of(self.strategy, self.layout, self.blobs, duty.server_state)
-            base = self.model(duty.base)
+            self.blobs.check(duty.base)
+            base = open_model(self.blobs, self.layout, duty.base)
+            try:
+                model, server_state = combination.write(self.blobs, base, rows, state)
+            except ModelFileError:
+                return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, self.clock.now_ms())
         except (MissingBlobError, CorruptBlobError):
-            return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, now_ms)
-        share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
-        combination = Combination(self.strategy, self.layout, share)
-        candidate, moved = combination.step(base, rows, state)
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # the next line looks for both
-                stored = save_model(self.layout, candidate)
-            load_model(self.layout, stored)  # finite also after the cast to the tensors' types
-            kept = combination.save_state(moved)
-        except ModelFileError:
-            return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, now_ms)
-        model = self.blobs.put(stored)
-        server_state = None if kept is None else self.blobs.put(kept)
-        return i.Summed(duty.round, duty.count, model, server_state, now_ms)
+            return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, self.clock.now_ms())
+        return i.Summed(duty.round, duty.count, model, server_state, self.clock.now_ms())

@@ -96,27 +96,26 @@ def write_lock(folder: Path, lock: Lock, model: bytes) -> None:
 def read_lock(folder: Path) -> tuple[Lock, bytes]:
     """The lock in a folder and its model, which must be the one that it names."""
     try:
-        values = tomllib.loads((folder / LOCK).read_text())
+        data = (folder / LOCK).read_bytes()
         model = (folder / MODEL).read_bytes()
     except OSError as error:
         raise PlanFileError(
             f"cannot read the lock in {folder}: {error.strerror}", hint="consortium lock PLAN"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise VerificationError(
-            f"{folder / LOCK} is not a lock", hint="consortium lock PLAN"
-        ) from None
-    try:
-        lock = _parsed(values)
-    except (KeyError, TypeError, ValueError, ModelFileError):
-        raise VerificationError(
-            f"{folder / LOCK} is not a lock", hint="consortium lock PLAN"
-        ) from None
+    lock = parse_lock(data, str(folder / LOCK))
     if digest_of(model) != lock.model or not _has_layout(lock.layout, model):
         raise VerificationError(
             f"{folder / MODEL} is not the model that the lock names", hint="consortium lock PLAN"
         )
     return lock, model
+
+
+def parse_lock(data: bytes, name: str = "this") -> Lock:
+    """The lock in a file's bytes; `name` is what an error calls it."""
+    try:
+        return _parsed(tomllib.loads(data.decode()))
+    except (KeyError, TypeError, ValueError, RecursionError, ModelFileError):
+        raise VerificationError(f"{name} is not a lock", hint="consortium lock PLAN") from None
 
 
 def check_lock(folder: Path, study: Study) -> None:

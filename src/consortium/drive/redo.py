@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from consortium.checks import check_update
 from consortium.core import duties as d
 from consortium.core import facts as f
@@ -15,7 +17,9 @@ from consortium.errors import ConsortiumError
 from consortium.gate import judge
 from consortium.model import Layout, digest_of
 from consortium.plan.values import Plan
-from consortium.store.ports import Blobs
+from consortium.store.memory import MemoryBlobs
+from consortium.store.ports import Blobs, BlobWriter
+from consortium.stored import check_model
 
 
 class Redo:
@@ -34,7 +38,7 @@ class Redo:
                 case f.PlanAdopted():
                     return self._adopt(fact)
                 case f.ModelInstalled() | f.ModelPublished():
-                    self._present_hands().model(fact.model)
+                    check_model(self._blobs, self._present_hands().layout, fact.model)
                 case f.UpdateAccepted() | f.UpdateRejected():
                     return self._check(state, fact)
                 case f.RoundClosed():
@@ -71,7 +75,7 @@ class Redo:
         hands, open_round = self._present_hands(), state.round
         assert open_round is not None
         expected = hands.expected(open_round.base)
-        found = check_update(self._blobs.get(open_round.submitted[fact.seat]), expected)
+        found = check_update(self._blobs, open_round.submitted[fact.seat], expected)
         if isinstance(fact, f.UpdateRejected):
             seen_here = (f.Fault.FORMAT, f.Fault.DIMENSIONS, f.Fault.MAGNITUDE, f.Fault.STALENESS)
             is_right = fact.fault not in seen_here or found.fault is fact.fault
@@ -86,8 +90,8 @@ class Redo:
 
     def _judge(self, state: Federation, fact: f.Judged) -> str | None:
         (duty,) = owed(state)
-        assert isinstance(duty, d.Judge) and state.terms is not None
-        outcome = judge(state.terms, duty).outcome
+        assert isinstance(duty, d.Judge)
+        outcome = judge(duty.terms, duty).outcome
         return None if outcome is fact.outcome else f"the gate says {outcome.name}"
 
     def _screen(self, state: Federation) -> dict[Seat, f.Fault]:
@@ -95,7 +99,7 @@ class Redo:
         if self._strange is None:
             (duty,) = owed(state)
             assert isinstance(duty, d.Screen)
-            result = self._present_hands().perform(duty, state)
+            result = self._present_hands().perform(duty)
             assert isinstance(result, i.Screened)
             self._strange = dict(result.excluded)
         return self._strange
@@ -111,7 +115,7 @@ class Redo:
     def _sum(self, state: Federation, fact: f.Aggregated) -> str | None:
         (duty,) = owed(state)
         assert isinstance(duty, d.Aggregate)
-        result = self._present_hands().perform(duty, state)
+        result = self._present_hands().perform(duty)
         if not isinstance(result, i.Summed) or result.model != fact.model:
             return "the members' updates give another model"
         if result.server_state != fact.server_state:
@@ -123,11 +127,13 @@ class _Forgetful:
     """Reads from a store and writes nowhere: an audit changes nothing."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
-        self.get, self.has = blobs.get, blobs.has
+        self.get, self.has, self.size, self.check = blobs.get, blobs.has, blobs.size, blobs.check
 
     def put(self, data: bytes) -> Digest:
         return digest_of(data)
+
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        return MemoryBlobs().writer()  # all that is asked of it is a digest
 
     def drop(self, digest: Digest) -> None:
         """Nothing is dropped either."""

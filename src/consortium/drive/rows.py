@@ -1,45 +1,23 @@
 """The rows of a round as the rules of aggregation see them, read from the blob store.
 
-Every blob is read once and checked against its digest. What is small then stays in memory;
-of what is large, columns are read again as they are needed, so that memory depends neither
-on the number of sites nor, beyond one update, on their size.
+Every blob is compared with its digest once. What is small then stays in memory; of what is
+large, columns are read again as they are needed, so that memory depends neither on the
+number of sites nor on their size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from consortium.aggregate.columns import Source
+from consortium.aggregate.columns import Source, in_turn
 from consortium.core.ids import Digest
 from consortium.model import Form, load_update
 from consortium.store.ports import Blobs
+from consortium.stored import open_update
 
-_KEPT_BYTES = 256 << 20  # of all rows together: below, they are simply kept
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRow:
-    """A row that lies in a blob: slices of it are read when they are asked for."""
-
-    blobs: Blobs
-    digest: Digest
-    start: int
-    size: int
-    dtype: np.dtype[Any]
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, columns: slice) -> npt.NDArray[Any]:
-        lo, hi, _ = columns.indices(self.size)
-        width = self.dtype.itemsize
-        data = self.blobs.get(self.digest, self.start + lo * width, (hi - lo) * width)
-        return np.frombuffer(data, self.dtype)
+_KEPT_BYTES = 4 << 20  # of all rows together: below, they are simply kept
 
 
 def open_rows(
@@ -51,7 +29,11 @@ def open_rows(
     """One source a row in the order of ranks: single updates, and sums that blocks of
     simulated sites made."""
     summed = Form(form.vectors, np.dtype(np.float64))
-    is_small = form.size * form.dtype.itemsize * (len(updates) + 2 * len(partials)) <= _KEPT_BYTES
+    rows_bytes = form.size * form.dtype.itemsize * len(updates)
+    is_small = rows_bytes + summed.size * summed.dtype.itemsize * len(partials) <= _KEPT_BYTES
+    if not is_small:
+        named = [digest for _, digest in updates] + [digest for _, _, digest in partials]
+        in_turn(named, blobs.check)
     sources = [_source(blobs, form, rank, digest, is_small) for rank, digest in updates]
     for rank, weight, digest in partials:
         one = _source(blobs, summed, rank, digest, is_small)
@@ -60,9 +42,8 @@ def open_rows(
 
 
 def _source(blobs: Blobs, form: Form, rank: int, digest: Digest, is_small: bool) -> Source:
-    data = blobs.get(digest)
-    update = load_update(data, form)
     if is_small:
+        update = load_update(blobs.get(digest), form)
         return Source(rank, update.row, update.weight)
-    start = len(data) - form.size * form.dtype.itemsize
-    return Source(rank, StoredRow(blobs, digest, start, form.size, form.dtype), update.weight)
+    stored = open_update(blobs, form, digest)
+    return Source(rank, stored.row, stored.weight)

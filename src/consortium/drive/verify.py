@@ -3,15 +3,17 @@
 It reads the log, asks of every fact whether it is legal where it stands, redoes every
 selection, check and sum, hashes every blob that a fact names, and checks every checkpoint
 and every receipt against the tree over the log. What is wrong is said with its place.
+Layers above this one bring further checks of facts: signatures of sites are the wire's.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Protocol
 
 from consortium.core import facts as f
 from consortium.core.codec import decode, encode
@@ -66,11 +68,26 @@ class Audit:
         self.findings.append(Finding(where, what))
 
 
+class FactCheck(Protocol):
+    """Looks at the facts of one log, in order."""
+
+    def complaint(self, state: Federation, fact: f.Fact) -> str | None:
+        """What is wrong with a fact that is legal after `state`; None when it is right."""
+
+
+MakeCheck = Callable[[FileBlobs], FactCheck]  # one for each log
+
+
 def verify_directory(
-    path: Path, *, key: bytes | None = None, receipts: list[Proof] | None = None
+    path: Path,
+    *,
+    key: bytes | None = None,
+    receipts: list[Proof] | None = None,
+    checks: Sequence[MakeCheck] = (),
 ) -> Audit:
     """Audit a data directory. `key` is the log's first public key as its holder knows it;
-    without it the key in the log is taken, and told, for the reader to compare."""
+    without it the key in the log is taken, and told, for the reader to compare. `checks` are
+    asked about every fact, after our own."""
     audit = Audit()
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -85,7 +102,7 @@ def verify_directory(
                     audit.add(f"receipt for fact {proof.index}", "it is of no log that is here")
             for stream in streams:
                 own = [proof for proof in receipts or [] if _origin(proof) == origin_of(stream)]
-                _Stream(audit, path, log, blobs, stream, key).verify(own)
+                _Stream(audit, path, log, blobs, stream, key).verify(own, (Redo, *checks))
             _verify_all_blobs(audit, blobs)
         except ConsortiumError as error:
             audit.add(str(path), error.message)
@@ -151,9 +168,9 @@ class _Stream:
         self._keys: list[tuple[int, bytes]] = []  # (position of its adoption, key)
         self._size = 0
 
-    def verify(self, receipts: list[Proof]) -> None:
+    def verify(self, receipts: list[Proof], checks: Sequence[MakeCheck]) -> None:
         self._audit.federations += 1
-        if not self._verify_facts():
+        if not self._verify_facts([make(self._blobs) for make in checks]):
             return  # what is signed over a broken log would only repeat it
         if not self._keys:
             self._audit.add(self._stream, "the log names no key that could have signed it")
@@ -168,8 +185,8 @@ class _Stream:
 
     # ---- facts ----------------------------------------------------------------------
 
-    def _verify_facts(self) -> bool:
-        state, redo = Federation(), Redo(self._blobs)
+    def _verify_facts(self, checks: Sequence[FactCheck]) -> bool:
+        state = Federation()
         for position, record in enumerate(self._log.read(self._stream)):
             where = f"{self._stream}, fact {position}"
             self._size = position + 1
@@ -179,7 +196,7 @@ class _Stream:
                 self._audit.add(where, error.message)
                 return False
             name = type(fact).__name__
-            complaint = self._complaint(state, fact, record, redo)
+            complaint = self._complaint(state, fact, record, checks)
             if complaint is not None:
                 self._audit.add(where, f"{name}: {complaint}")
                 return False
@@ -189,7 +206,9 @@ class _Stream:
             self._audit.facts += 1
         return True
 
-    def _complaint(self, state: Federation, fact: f.Fact, record: bytes, redo: Redo) -> str | None:
+    def _complaint(
+        self, state: Federation, fact: f.Fact, record: bytes, checks: Sequence[FactCheck]
+    ) -> str | None:
         if encode(fact) != record:
             return "its bytes are not its encoding"
         illegal = why_illegal(state, fact)
@@ -204,7 +223,8 @@ class _Stream:
             return "the seed on record chooses other sites"
         if isinstance(fact, f.BackupsInvited) and not _are_backups_by_seed(state, fact):
             return "the seed on record chooses other backups"
-        return redo.complaint(state, fact)
+        complaints = (check.complaint(state, fact) for check in checks)
+        return next((complaint for complaint in complaints if complaint is not None), None)
 
     # ---- checkpoints and receipts ---------------------------------------------------
 

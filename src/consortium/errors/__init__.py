@@ -16,7 +16,7 @@
     │   ├── UnauthorizedClientError  DeadlineExpiredError  WrongRoundError
     │   ├── AlreadySubmittedError  WrongPhaseError  InsufficientParticipantsError
     │   ├── RoundOpenError  NoModelError  UnknownVersionError  FederationOverError
-    │   ├── InvalidInputError  NotApprovedError  OnHoldError
+    │   ├── InvalidInputError  NotApprovedError  OnHoldError  PolicyError
     │   └── PrivacyBudgetExceededError
     ├── UpdateError                one update failed one of the six checks
     │   └── FormatError  DimensionError  MagnitudeError  StalenessError
@@ -24,8 +24,12 @@
     ├── StoreError
     │   ├── ConflictError  MissingBlobError  CorruptBlobError
     │   └── StoreFailedError  CorruptStoreError
+    ├── WireError                  between coordinator, sites and operators
+    │   ├── UnreachableError  NotEnrolledError  BadTokenError  UnsignedRequestError
+    │   ├── ReplayedNonceError  WrongOffsetError  TooLargeError  CertificateError
+    │   └── UnknownFederationError  ForbiddenError
     ├── VerificationError          evidence that does not hold
-    │   └── ProofError  NoteError  WitnessError  AuditError
+    │   └── ProofError  NoteError  WitnessError  AuditError  RestoredBackupError
     └── CodecError  ModelFileError  WeakKeyError
 
 House rules: a code is never reused and never changes its meaning. `hint` is something
@@ -36,6 +40,7 @@ from consortium.errors.evidence import (
     AuditError,
     NoteError,
     ProofError,
+    RestoredBackupError,
     VerificationError,
     WitnessError,
 )
@@ -57,6 +62,7 @@ from consortium.errors.refusal import (
     NoModelError,
     NotApprovedError,
     OnHoldError,
+    PolicyError,
     PrivacyBudgetExceededError,
     Refusal,
     RoundOpenError,
@@ -110,11 +116,26 @@ from consortium.errors.update import (
     StalenessError,
     UpdateError,
 )
+from consortium.errors.wire import (
+    BadTokenError,
+    CertificateError,
+    ForbiddenError,
+    NotEnrolledError,
+    ReplayedNonceError,
+    TooLargeError,
+    UnknownFederationError,
+    UnreachableError,
+    UnsignedRequestError,
+    WireError,
+    WrongOffsetError,
+)
 
 __all__ = [
     "AlreadySubmittedError",
     "AuditError",
+    "BadTokenError",
     "BundleError",
+    "CertificateError",
     "ChecksumError",
     "CodecError",
     "ConflictError",
@@ -126,6 +147,7 @@ __all__ = [
     "DownloadError",
     "Fault",
     "FederationOverError",
+    "ForbiddenError",
     "FormatError",
     "ImpossiblePlanError",
     "InsufficientParticipantsError",
@@ -141,16 +163,20 @@ __all__ = [
     "NoModelError",
     "NotANumberError",
     "NotApprovedError",
+    "NotEnrolledError",
     "NoteError",
     "OnHoldError",
     "PlanError",
     "PlanFileError",
     "PlanSyntaxError",
+    "PolicyError",
     "PrivacyBudgetExceededError",
     "PrivacyTermsError",
     "ProofError",
     "QualityError",
     "Refusal",
+    "ReplayedNonceError",
+    "RestoredBackupError",
     "RoundOpenError",
     "SchemaError",
     "SignatureError",
@@ -162,16 +188,22 @@ __all__ = [
     "TaskError",
     "TaskResultError",
     "TooFewRecordsError",
+    "TooLargeError",
     "UnauthorizedClientError",
     "UnknownCodeError",
+    "UnknownFederationError",
     "UnknownKeyError",
     "UnknownVersionError",
+    "UnreachableError",
+    "UnsignedRequestError",
     "UnsupportedPlanError",
     "UpdateError",
     "UsageError",
     "VerificationError",
     "WeakKeyError",
+    "WireError",
     "WitnessError",
+    "WrongOffsetError",
     "WrongPhaseError",
     "WrongRoundError",
     "WrongTypeError",

@@ -37,3 +37,12 @@ class AuditError(VerificationError):
     """An audit found the record broken; the findings say what and where."""
 
     code = "E0904"
+
+
+class RestoredBackupError(VerificationError):
+    """This site's own log is older than what the coordinator has seen of it: an old backup was
+    put back. The site refuses to spend, because it has forgotten what it spent."""
+
+    code = "E0905"
+    http_status = 409
+    advice = "put the newest copy of the site's folder back; if it is lost, ask the lead first"

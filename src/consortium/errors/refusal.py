@@ -116,6 +116,15 @@ class OnHoldError(Refusal):
     advice = "resume it"
 
 
+class PolicyError(Refusal):
+    """The site's own policy forbids this. Nothing was run and nothing left."""
+
+    code = "E0314"
+    fault = Fault.CALLER
+    http_status = 403
+    advice = "see what the policy allows; only the site's own people can change it"
+
+
 class PrivacyBudgetExceededError(Refusal):
     """The privacy budget cannot pay for this. Nothing was released."""
 

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import file_digest
+from io import FileIO
 from pathlib import Path
 
 from consortium.core.ids import Digest
@@ -53,38 +55,72 @@ class FileBlobs:
 
     def put(self, data: bytes) -> Digest:
         digest = digest_of(data)
-        path = self._path(digest)
+        path = self.path(digest)
         with _failures(path):
             # A file that is there may have been renamed by a process that died before it
             # forced the directory: force it again before anybody relies on it.
             if not path.exists():
-                self._write(path, data)
+                _write_and_rename(self._new_temporary(), path, data)
             sync_folder(path.parent)
         return digest
 
-    def _write(self, path: Path, data: bytes) -> None:
-        _write_and_rename(self._root / _TEMPORARY / self._new_name(), path, data)
+    @contextmanager
+    def writer(self) -> Iterator[_FileWriter]:
+        temporary = self._new_temporary()
+        with _failures(temporary):
+            file = temporary.open("x+b", buffering=0)
+        try:
+            with file:
+                yield _FileWriter(self, file, temporary)
+        finally:
+            with _failures(temporary):
+                temporary.unlink(missing_ok=True)  # it is gone when it has become a blob
 
-    def _new_name(self) -> str:
+    def adopt(self, file: Path, digest: Digest) -> None:
+        """Make a finished file on the same file system the blob `digest`: it is moved, not
+        copied. Adopting it twice is no error: where the blob is, the file is removed.
+
+        Raises `CorruptBlobError`, and leaves the file, when its bytes have another digest.
+        """
+        path = self.path(digest)
+        with _failures(path):
+            if file.exists() or not path.exists():
+                with file.open("rb", buffering=0) as opened:
+                    _compare(opened, digest)
+                    os.fsync(opened.fileno())
+                _move(file, path)
+            sync_folder(path.parent)
+
+    def _new_temporary(self) -> Path:
         with self._lock:
             self._counter += 1
-            return f"{threading.get_ident()}-{self._counter}.{os.getpid()}.new"
+            name = f"{threading.get_ident()}-{self._counter}.{os.getpid()}.new"
+            return self._root / _TEMPORARY / name
 
     def get(self, digest: Digest, start: int = 0, size: int | None = None) -> bytes:
-        path = self._path(digest)
-        with _failures(path), path.open("rb") as file:
+        name = self._name(digest)  # a model is read in many slices, and a `Path` is slow to make
+        with _failures(name), open(name, "rb", buffering=0) as file:
             file.seek(start)
-            data = file.read() if size is None else file.read(size)
+            data = file.read() if size is None else _read(file, size)
         if start == 0 and size is None and digest_of(data) != digest:
-            raise CorruptBlobError(f"the bytes of blob {digest.hex()[:16]}… were changed")
+            raise _changed(digest)
         return data
 
+    def size(self, digest: Digest) -> int:
+        with _failures(self.path(digest)):
+            return self.path(digest).stat().st_size
+
+    def check(self, digest: Digest) -> None:
+        name = self._name(digest)
+        with _failures(name), open(name, "rb", buffering=0) as file:
+            _compare(file, digest)
+
     def has(self, digest: Digest) -> bool:
-        return self._path(digest).exists()
+        return self.path(digest).exists()
 
     def drop(self, digest: Digest) -> None:
-        with _failures(self._path(digest)):
-            self._path(digest).unlink(missing_ok=True)
+        with _failures(self.path(digest)):
+            self.path(digest).unlink(missing_ok=True)
 
     def digests(self) -> Iterator[Digest]:
         """Every blob that is there, for auditors."""
@@ -94,9 +130,37 @@ class FileBlobs:
                 raise CorruptBlobError(f"{path} is not the name of a blob")
             yield Digest(bytes.fromhex(name))
 
-    def _path(self, digest: Digest) -> Path:
+    def path(self, digest: Digest) -> Path:
+        """The file of a blob, whether it is there or not: only to be read."""
+        return Path(self._name(digest))
+
+    def _name(self, digest: Digest) -> str:
         name = digest.hex()
-        return self._root / name[:2] / name[2:]
+        return f"{self._root}/{name[:2]}/{name[2:]}"
+
+
+class _FileWriter:
+    """A blob that is still a temporary file."""
+
+    def __init__(self, blobs: FileBlobs, file: FileIO, temporary: Path) -> None:
+        self._blobs, self._file, self._temporary = blobs, file, temporary
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        with _failures(self._temporary):
+            while left:  # one call may write a part only
+                written = os.pwrite(self._file.fileno(), left, offset)
+                left, offset = left[written:], offset + written
+
+    def finish(self) -> Digest:
+        with _failures(self._temporary):
+            self._file.seek(0)
+            digest = Digest(file_digest(self._file, "sha256").digest())
+            os.fsync(self._file.fileno())
+            path = self._blobs.path(digest)
+            _move(self._temporary, path)
+            sync_folder(path.parent)
+        return digest
 
 
 def is_abandoned(temporary: Path) -> bool:
@@ -131,6 +195,31 @@ def write_durably(path: Path, data: bytes) -> None:
         sync_folder(path.parent.parent)
 
 
+def _read(file: FileIO, size: int) -> bytes:
+    """So many bytes, or all until the end: one call may read fewer."""
+    data = file.read(size)
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return data
+
+
+def _compare(file: FileIO, digest: Digest) -> None:
+    if file_digest(file, "sha256").digest() != digest:
+        raise _changed(digest)
+
+
+def _changed(digest: Digest) -> CorruptBlobError:
+    return CorruptBlobError(f"the bytes of blob {digest.hex()[:16]}… were changed")
+
+
+def _move(file: Path, path: Path) -> None:
+    """Give a file that was forced to the disk the name of its blob."""
+    if path.exists():
+        file.unlink()
+    else:
+        file.rename(path)
+
+
 def _write_and_rename(temporary: Path, path: Path, data: bytes) -> None:
     try:
         with temporary.open("wb") as file:
@@ -153,10 +242,11 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def _failures(path: Path) -> Iterator[None]:
+def _failures(name: Path | str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
+        path = Path(name)
         raise MissingBlobError(f"no blob {path.parent.name}{path.name[:14]}…") from None
     except OSError as error:
-        raise StoreFailedError(f"{path}: {error.strerror}") from None
+        raise StoreFailedError(f"{name}: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Condition, Lock
 
 from consortium.core.ids import Digest
@@ -52,6 +53,10 @@ class MemoryBlobs:
             self._blobs.setdefault(digest, bytes(data))
         return digest
 
+    @contextmanager
+    def writer(self) -> Iterator[_MemoryWriter]:
+        yield _MemoryWriter(self)
+
     def get(self, digest: Digest, start: int = 0, size: int | None = None) -> bytes:
         with self._lock:
             data = self._blobs.get(digest)
@@ -61,6 +66,12 @@ class MemoryBlobs:
             return data
         return data[start:] if size is None else data[start : start + size]
 
+    def size(self, digest: Digest) -> int:
+        return len(self.get(digest))
+
+    def check(self, digest: Digest) -> None:
+        self.get(digest)  # it is there; nobody can have changed its bytes
+
     def has(self, digest: Digest) -> bool:
         with self._lock:
             return digest in self._blobs
@@ -68,6 +79,23 @@ class MemoryBlobs:
     def drop(self, digest: Digest) -> None:
         with self._lock:
             self._blobs.pop(digest, None)
+
+
+class _MemoryWriter:
+    """The parts of one blob, put together in memory."""
+
+    def __init__(self, blobs: MemoryBlobs) -> None:
+        self._blobs, self._data, self._lock = blobs, bytearray(), Lock()
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        with self._lock:
+            missing = offset + len(data) - len(self._data)
+            if missing > 0:
+                self._data.extend(bytes(missing))
+            self._data[offset : offset + len(data)] = data
+
+    def finish(self) -> Digest:
+        return self._blobs.put(bytes(self._data))
 
 
 class MemoryCache:

@@ -1,12 +1,14 @@
-"""Storage in seven calls, and a cache. What passes `consortium.testing.conformance` is a backend.
+"""Storage in ten calls, and a cache. What passes `consortium.testing.conformance` is a backend.
 
 `Log`: one stream a federation; positions count from zero. `Blobs`: bytes under their
-SHA-256. Both are synchronous, and both may be called from several threads.
+SHA-256, in one piece or, where they are large, in parts. Both are synchronous, and both may
+be called from several threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from consortium.core.ids import Digest
@@ -40,6 +42,18 @@ class Cache(Protocol):
     def put(self, key: str, value: bytes) -> None: ...
 
 
+class BlobWriter(Protocol):
+    """A blob that is being written in parts, in any order and from several threads."""
+
+    def write_at(self, offset: int, data: bytes | memoryview) -> None:
+        """Put bytes into their place. A part that is never written is zero."""
+        ...
+
+    def finish(self) -> Digest:
+        """Make the whole durable under its digest, as `put` does. Called once, and last."""
+        ...
+
+
 class Blobs(Protocol):
     """Content-addressed bytes."""
 
@@ -47,8 +61,22 @@ class Blobs(Protocol):
         """Make `data` durable under its digest. The same bytes again cost nothing."""
         ...
 
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        """Write a blob in parts. What is not finished when the block is left is forgotten."""
+        ...
+
     def get(self, digest: Digest, start: int = 0, size: int | None = None) -> bytes:
-        """The bytes, or a slice of them. Raises `MissingBlobError`."""
+        """The bytes, or a slice of them. Raises `MissingBlobError`; for the whole, also
+        `CorruptBlobError`. A slice is not compared with anything: see `check`."""
+        ...
+
+    def size(self, digest: Digest) -> int:
+        """How many bytes there are. Raises `MissingBlobError`."""
+        ...
+
+    def check(self, digest: Digest) -> None:
+        """Compare the bytes with their digest, without holding them all. Raises
+        `MissingBlobError` and `CorruptBlobError`."""
         ...
 
     def has(self, digest: Digest) -> bool: ...

@@ -116,11 +116,63 @@ def missing_blobs_are_refused(make: MakeBlobs) -> None:
     blobs = make()
     missing = Digest(bytes(32))
     assert not blobs.has(missing), "what was not put is not there"
+    for ask in (blobs.get, blobs.size, blobs.check):
+        try:
+            ask(missing)
+        except MissingBlobError:
+            continue
+        raise AssertionError("asking for a missing blob must raise MissingBlobError")
+
+
+def blobs_have_a_size_and_can_be_checked(make: MakeBlobs) -> None:
+    blobs = make()
+    for data in (b"", b"0123456789"):
+        digest = blobs.put(data)
+        assert blobs.size(digest) == len(data), "the size is that of the bytes"
+        blobs.check(digest)
+
+
+def blobs_can_be_written_in_parts(make: MakeBlobs) -> None:
+    blobs = make()
+    with blobs.writer() as writer:
+        writer.write_at(6, memoryview(b"6789"))
+        writer.write_at(0, b"0123")
+        writer.write_at(1, b"X")
+        digest = writer.finish()
+    assert blobs.get(digest) == b"0X23\x00\x006789", "every part is in its place"
+    assert digest == digest_of(blobs.get(digest)), "the name is the SHA-256 of all parts"
+    with blobs.writer() as writer:
+        assert writer.finish() == digest_of(b""), "a blob may be empty"
+    blobs.put(b"twice")
+    with blobs.writer() as writer:
+        writer.write_at(0, b"twice")
+        assert blobs.get(writer.finish()) == b"twice", "the same bytes again are no error"
+
+
+def parts_may_come_from_several_threads(make: MakeBlobs) -> None:
+    blobs = make()
+    with blobs.writer() as writer:
+        parts = [(place * 1000, bytes([place]) * 1000) for place in range(8)]
+        threads = [threading.Thread(target=writer.write_at, args=part) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        digest = writer.finish()
+    assert blobs.get(digest) == b"".join(data for _, data in parts), "no part is lost"
+
+
+def what_is_not_finished_is_forgotten(make: MakeBlobs) -> None:
+    blobs = make()
+    with blobs.writer() as writer:
+        writer.write_at(0, b"half")
     try:
-        blobs.get(missing)
-    except MissingBlobError:
-        return
-    raise AssertionError("getting a missing blob must raise MissingBlobError")
+        with blobs.writer() as writer:
+            writer.write_at(0, b"half")
+            raise KeyError("something else went wrong")
+    except KeyError:
+        pass
+    assert not blobs.has(digest_of(b"half")), "only what was finished is stored"
 
 
 def dropped_blobs_are_gone(make: MakeBlobs) -> None:
@@ -152,6 +204,10 @@ BLOB_CHECKS: tuple[Callable[[MakeBlobs], None], ...] = (
     blobs_come_back_under_their_digest,
     slices_of_blobs_can_be_read,
     missing_blobs_are_refused,
+    blobs_have_a_size_and_can_be_checked,
+    blobs_can_be_written_in_parts,
+    parts_may_come_from_several_threads,
+    what_is_not_finished_is_forgotten,
     dropped_blobs_are_gone,
 )
 CACHE_CHECKS: tuple[Callable[[MakeCache], None], ...] = (cached_values_come_back_or_are_gone,)

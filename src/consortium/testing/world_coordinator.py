@@ -17,11 +17,11 @@ from consortium.core.ending import Facts
 from consortium.core.facts import Departure, UpdateReceived
 from consortium.core.federation import owed_by
 from consortium.core.ids import Seat, Secret
-from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.crypto.recipes import SigningKey
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.driver import Hands
+from consortium.drive.rounds import RoundIndex
 from consortium.errors import Refusal, StoreError, UnauthorizedClientError
 from consortium.ledger.note import Signer, Verifier
 from consortium.store.memory import MemoryCache
@@ -82,8 +82,8 @@ class RacingHands:
     def __init__(self, hands: Hands, player: CoordinatorPlayer) -> None:
         self._hands, self._player = hands, player
 
-    def perform(self, duty: d.Duty, state: Federation) -> i.Input:
-        done = self._hands.perform(duty, state)
+    def perform(self, duty: d.Duty) -> i.Input:
+        done = self._hands.perform(duty)
         world = self._player.world
         if isinstance(duty, d.Aggregate) and world.faults.chance(3 * RACE):
             world.pace.dismiss_a_member(self._player)
@@ -218,8 +218,13 @@ class CoordinatorPlayer:
             request.id,
             duty=owed_by(state, request.seat),
             offer=offer,
+            settled=self._settled(body.unsettled, request.seat),
             model=(state.current, version.model),
         )
+
+    def _settled(self, number: int, seat: Seat) -> tuple[int, bool] | None:
+        counted = RoundIndex(self.log, STREAM).is_counted(number, seat) if number else None
+        return None if counted is None else (number, counted)
 
     # ---- duties ---------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 from consortium.core.ids import Digest
 from consortium.errors import StoreFailedError
 from consortium.store.memory import MemoryBlobs, MemoryLog
+from consortium.store.ports import BlobWriter
 
 # Faults of one kind among all chances for it, before the setting's intensity.
 LOST, DOUBLED, DELAYED = 0.1, 0.1, 0.1
@@ -142,8 +144,18 @@ class FaultyBlobs:
         self._faults.check_disk()
         return self._durable.put(data)
 
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        self._faults.check_disk()
+        return self._durable.writer()
+
     def get(self, digest: Digest, start: int = 0, size: int | None = None) -> bytes:
         return self._durable.get(digest, start, size)
+
+    def size(self, digest: Digest) -> int:
+        return self._durable.size(digest)
+
+    def check(self, digest: Digest) -> None:
+        self._durable.check(digest)
 
     def has(self, digest: Digest) -> bool:
         return self._durable.has(digest)

@@ -8,14 +8,12 @@ killed before and after every write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from consortium.core import participant as p
-from consortium.core import site_facts as s
-from consortium.core.codec import decode, encode, kinds_in
+from consortium.core.codec import decode, encode, site_kinds
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
 from consortium.core.terms import MINUTE_MS, SECOND_MS
@@ -39,12 +37,6 @@ _PATIENCE_MS = 40 * SECOND_MS  # before a request without a reply is made again
 _POLL_MS = 15 * SECOND_MS
 _LAZY_MS = 120 * MINUTE_MS  # the longest pause of a site that has nothing to do
 _BREAKS, _REPORTS = 0.04, 0.06
-
-
-@cache
-def site_kinds() -> dict[int, type[Any]]:
-    """The facts of a site's log by kind number."""
-    return kinds_in(*get_args(s.SiteFact))
 
 
 def fold(records: list[bytes]) -> p.Participant:
@@ -144,7 +136,7 @@ class SitePlayer:
         match work:
             case p.TrainHere():
                 self._train(work)
-                self.send(Ask(self.state.seen_size))  # the deadline may have moved
+                self.send(self._question())  # the deadline may have moved
             case p.EvaluateHere():
                 self._evaluate(work)
             case p.SendUpdate():
@@ -157,7 +149,10 @@ class SitePlayer:
                 self.send(Failing(work.round, work.failure), work)
             case None:
                 is_report = self.world.rng.random() < _REPORTS
-                self.send(About(self._report()) if is_report else Ask(self.state.seen_size))
+                self.send(About(self._report()) if is_report else self._question())
+
+    def _question(self) -> Ask:
+        return Ask(self.state.seen_size, self.state.unsettled)
 
     def send(self, body: Body, work: p.SiteWork | None = None) -> None:
         self.world.send(self, self.request(body, work))
@@ -234,6 +229,8 @@ class SitePlayer:
             return
         except WrongRoundError:
             return
+        if reply.settled is not None:
+            self.feed(p.Settled(*reply.settled, self.clock.now_ms()))
         if reply.duty is not None:
             try:
                 news = self.feed(p.Asked(reply.duty, self.clock.now_ms()))

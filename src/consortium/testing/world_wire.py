@@ -20,9 +20,11 @@ from consortium.ledger.witness import Offer
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is there to do? The site has seen `since` facts of the log."""
+    """What is there to do? The site has seen `since` facts of the log, and must know how
+    round `unsettled` ended; 0: none."""
 
     since: int
+    unsettled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class Reply:
     offer: Offer | None = None
     receipt: Receipt | None = None
     proof: Proof | None = None
+    settled: tuple[int, bool] | None = None  # a round that is over, whether the update counted
     model: tuple[int, Digest] | None = None  # the present version and its model
 
     def __str__(self) -> str:

@@ -36,6 +36,7 @@ class SiteModel:
 
     module: nn.Module
     kind: Kind
+    trained_on: Any = None  # the training records as the task gave them: columns, scale
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
         """For records (n, ...), as an array, a tensor or a table: the probabilities of the

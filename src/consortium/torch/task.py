@@ -154,7 +154,7 @@ class TorchTask:
         measures. It is a copy, and no later round changes it."""
         with self._at_work(site, shared) as bench:
             self._settle(bench, site)
-            return SiteModel(deepcopy(bench.model), self.kind)
+            return SiteModel(deepcopy(bench.model), self.kind, bench.given_train)
 
     @property
     def kind(self) -> Kind:

@@ -1,0 +1,87 @@
+"""`consortium agent`: a site at work, until it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from consortium.cli.report import command, envelope, say
+from consortium.errors import NotEnrolledError
+
+if TYPE_CHECKING:
+    from consortium.site.home import SiteHome
+
+HomeFolder = Annotated[
+    Path,
+    typer.Option(
+        "--home", metavar="DIR", envvar="CONSORTIUM_HOME", help="Where this site keeps everything."
+    ),
+]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report", metavar="NAME=VALUE", help="Tell the coordinator this too; repeatable."
+    ),
+]
+UntilFinished = Annotated[
+    bool, typer.Option("--until-finished", help="End when the federation is over.")
+]
+DEFAULT_HOME = Path("site")
+
+
+@command
+def agent(
+    home: HomeFolder = DEFAULT_HOME,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Other records than when it joined.")
+    ] = None,
+    report: Reports = None,
+    until_finished: UntilFinished = False,
+) -> None:
+    """Go on as a site that has joined: listen, train, send. Ctrl-C ends it at any time."""
+    from consortium.site.enrol import check_data
+    from consortium.site.home import SiteHome
+    from consortium.site.report import add_to_report
+
+    found = SiteHome.open(home)
+    if data is not None:
+        check_data(data)
+        found.change(data=data)
+    if report:
+        add_to_report(found, report)
+    run_agent(found, until_finished=until_finished)
+    envelope("agent", {"home": str(found.path), "site": found.enrolment.name})
+
+
+def run_agent(home: SiteHome, *, until_finished: bool) -> None:
+    """Work until a signal comes, or the federation is over."""
+    from consortium.cli.agent_voice import AgentVoice
+    from consortium.site.agent import Agent, leave_marker
+
+    held = home.enrolment
+    if leave_marker(home).exists():
+        raise NotEnrolledError(
+            f"{held.name} has left {held.federation_name}", hint="consortium join TOKEN --home DIR"
+        )
+    interrupted = False
+    with AgentVoice() as voice:
+        made = Agent(home, on_event=voice.event, on_work=voice.work, until_finished=until_finished)
+
+        def end(number: int, _: object) -> None:
+            nonlocal interrupted
+            interrupted = number == signal.SIGINT
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # twice means now
+            made.stop()
+
+        say(f"{held.name} in {held.federation_name}; Ctrl-C ends, consortium agent goes on")
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            made.run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if interrupted:
+        raise KeyboardInterrupt

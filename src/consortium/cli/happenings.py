@@ -1,0 +1,83 @@
+"""The facts of a round in words, as an operator reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from consortium.cli import words
+
+Event = dict[str, Any]
+_MOST_NAMES = 8
+
+
+def happening(event: Event, *, opened_ms: int) -> str | None:
+    """What an event of a round says; None for what is not worth a line: sites that report."""
+    name = str(event["fact"])
+    if name == "SiteReported":
+        return None
+    if name in ("RoundOpened", "DeadlineExtended", "SitesInvited"):
+        event = event | {"deadline": words.span(event["deadline_ms"] - opened_ms)}
+    tell = _TELL.get(name)
+    # A newer coordinator may know facts that we do not.
+    return name if tell is None else tell(event)
+
+
+def _names(listed: list[str]) -> str:
+    more = len(listed) - _MOST_NAMES
+    return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _accepted(event: Event) -> str:
+    parts = []
+    if event["weight"] is not None:
+        parts.append(f"weight {event['weight']:g}")
+    if event["norm"] is not None:
+        parts.append(f"norm {event['norm']:.4g}")
+    return f"update accepted{': ' if parts else ''}{', '.join(parts)}"
+
+
+def _evaluated(event: Event) -> str:
+    return f"evaluated on {event['samples']} records"
+
+
+def _aggregated(event: Event) -> str:
+    return f"{event['count']} updates summed: candidate {words.short(event['model'])}"
+
+
+_TELL: dict[str, Callable[[Event], str]] = {
+    "RoundOpened": lambda e: f"opened from version {e['version']}, quorum {e['quorum']}",
+    "SelectionStarted": lambda e: f"seed drawn: {words.short(e['seed'])}",
+    "SitesInvited": lambda e: (
+        f"{len(e['seats'])} of {e['eligible']} invited: {_names(e['seats'])}; "
+        f"deadline +{e['deadline']}"
+    ),
+    "BackupsInvited": lambda e: f"backups invited: {_names(e['seats'])}",
+    "DeadlineExtended": lambda e: f"deadline extended to +{e['deadline']}",
+    "UpdateReceived": lambda e: f"update received: {words.short(e['update'])}",
+    "UpdateAccepted": _accepted,
+    "UpdateRejected": lambda e: f"update rejected: {words.plain(e['fault'])}",
+    "UpdateExcluded": lambda e: f"update excluded, it stands out: {words.plain(e['fault'])}",
+    "SiteDropped": lambda e: f"fell out: {words.plain(e['failure'])}",
+    "CohortTrained": lambda e: f"{len(e['seats'])} simulated sites trained",
+    "RoundClosed": lambda e: f"closed with {len(e['members'])} members: {_names(e['members'])}",
+    "MemberRemoved": lambda _: "taken out: it was revoked before the sum",
+    "UpdatesScreened": lambda e: f"screened, {e['count_left']} left",
+    "Aggregated": _aggregated,
+    "Evaluated": _evaluated,
+    "CohortEvaluated": _evaluated,
+    "EvaluationClosed": lambda e: f"evaluation closed with {e['evaluations']} answers",
+    "Judged": lambda e: f"the gate says: {words.plain(e['outcome'])}",
+    "ModelPublished": lambda e: f"version {e['version']} published: {words.short(e['model'])}",
+    "RoundCompleted": lambda e: f"completed: {words.plain(e['outcome'])}",
+    "RoundFailed": lambda e: f"failed: {words.plain(e['reason'])}",
+    "SiteAdmitted": lambda _: "joined the federation",
+    "SiteDeparted": lambda e: words.plain(e["departure"]),
+    "PlanAdopted": lambda e: f"plan adopted: {words.short(e['plan'])}",
+    "ModelInstalled": lambda e: f"version {e['version']} installed: {words.short(e['model'])}",
+    "RolledBack": lambda e: f"rolled back to version {e['version']}",
+    "FederationHeld": lambda _: "put on hold",
+    "FederationResumed": lambda _: "resumed",
+    "FederationFinished": lambda e: f"the federation is finished: {words.plain(e['reason'])}",
+    "LogKeyAdopted": lambda e: f"the log is signed with another key: {words.short(e['key'])}",
+}

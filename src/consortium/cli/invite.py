@@ -1,0 +1,36 @@
+"""`consortium invite` and `consortium revoke`: who may join, and who may not any more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from consortium.cli import words
+from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, operator
+from consortium.cli.report import command, data, envelope, say
+
+SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name, such as charite.")]
+
+
+@command
+def invite(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
+    """Print one line for a site to paste. It is for this site, works once, and expires."""
+    with operator(coordinator) as found:
+        told = found.post(f"{found.federation(federation)}/invites", {"name": name})
+    line = f"consortium join {told['token']}"
+    say(f"For {name} alone: works once, until {words.moment(told['expires_ms'])}. Paste it there:")
+    data(line)
+    say("Then compare the words by phone: consortium status --sites")
+    envelope("invite", {"name": name, "command": line, **told})
+
+
+@command
+def revoke(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
+    """Put a site out, from its next request on. An open round goes on without it."""
+    with operator(coordinator) as found:
+        path = f"{found.federation(federation)}/sites/{quote(name, safe='')}/revoke"
+        told = found.post(path)
+    data(f"{name} is out")
+    envelope("revoke", told)

@@ -1,0 +1,168 @@
+"""`consortium serve`: a coordinator for one or several locked plans, until it is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from consortium.cli.operator import DEFAULT_FOLDER
+from consortium.cli.report import Voice, command, data, envelope, say
+from consortium.cli.sheet import Sheet, tell
+from consortium.errors import ConsortiumError, UsageError
+
+if TYPE_CHECKING:
+    from consortium.cli.hosting import Address, Hosting
+    from consortium.coordinator.office import Office
+
+_PLAN = Path("consortium.toml")
+
+_Plans = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="PLAN", help="Plans. Default: consortium.toml, if it is here."),
+]
+_Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Default: coordinator/ beside the first plan."),
+]
+_Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="0.0.0.0:8443 lets other machines in.")
+]
+_Names = Annotated[
+    list[str] | None,
+    typer.Option("--name", metavar="HOST", help="A name that sites reach it by; repeatable."),
+]
+_Seed = Annotated[
+    int | None, typer.Option(help="For selection, and for the first model of a new lock.")
+]
+
+
+@command
+def serve(
+    plans: _Plans = None,
+    folder: _Data = None,
+    listen: _Listen = "127.0.0.1:8443",
+    names: _Names = None,
+    seed: _Seed = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when every federation is finished.")
+    ] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log lines as JSON, one object each.")
+    ] = False,
+) -> None:
+    """Start a coordinator: sites join it, train, and get the common model. Ctrl-C ends it."""
+    from consortium.cli.hosting import Address, parse_listen
+    from consortium.coordinator.logs import start_logging
+
+    address = Address(*parse_listen(listen), names=tuple(names or ()))
+    files = _plan_files(plans, folder)
+    for file in files:
+        _lock(file, seed)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # rounds are news
+    start_logging(as_json=log_json, verbose=Voice.verbosity > 0)
+    place = folder or files[0].parent / DEFAULT_FOLDER
+    _run(place, files, address, seed=seed, is_once=once)
+
+
+def _plan_files(plans: list[Path] | None, folder: Path | None) -> list[Path]:
+    if plans:
+        return plans
+    if _PLAN.is_file():
+        return [_PLAN]
+    if folder is not None and (folder / "log.sqlite").is_file():
+        return []  # the federations that are there already
+    raise UsageError(
+        f"there is no {_PLAN} here", hint="consortium serve PLAN; consortium init makes a study"
+    )
+
+
+def _lock(plan: Path, seed: int | None) -> None:
+    """Make the lock that is missing, in another process: it runs the task, and loads torch."""
+    from consortium.drive.lock import LOCK
+
+    if (plan.parent / LOCK).exists():
+        return
+    say(f"{plan} is not locked yet: consortium lock {plan}")
+    options = [] if seed is None else ["--seed", str(seed)]
+    root = ["--json"] if Voice.json else []
+    done = subprocess.run(
+        [sys.executable, "-m", "consortium", *root, "lock", str(plan), *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:  # it has told why on stderr, or in its JSON
+        print(done.stdout, end="")
+        sys.exit(done.returncode)
+    say(done.stdout.rstrip())
+
+
+def _run(
+    folder: Path, plans: list[Path], address: Address, *, seed: int | None, is_once: bool
+) -> None:
+    from consortium.cli.hosting import Hosting
+    from consortium.coordinator.office import Office
+    from consortium.coordinator.serve import Server
+    from consortium.drive.clock import SystemClock
+
+    with closing(Office(folder, SystemClock(), seed=seed)) as office:
+        for plan in plans:
+            office.host(plan)
+        hosting = Hosting(office)
+        server = Server(
+            office,
+            host=address.host,
+            port=address.port,
+            names=address.certified(plans),
+            on_ready=lambda _: _introduce(office, hosting),
+        )
+        office.url = address.url(plans, server.port)
+        office.write_operator_file()
+        office.start(_trouble)
+        with hosting.watching(server.stop if is_once else None):
+            server.run()
+        if is_once:
+            hosting.conclude()
+
+
+def _trouble(error: ConsortiumError) -> None:
+    import logging
+
+    logging.getLogger("consortium").error("%s", error.message, extra={"code": error.code})
+
+
+def _introduce(office: Office, hosting: Hosting) -> None:
+    """What is served, what it protects, and what to type next."""
+    told = []
+    for teller in office.tellers():
+        status = teller.status()
+        told.append({key: status[key] for key in ("federation", "plan", "task", "rounds", "log")})
+        tell(_federation(status))
+    say(f"serving at {office.url}, data in {office.folder}")
+    say(f"invite a site: consortium invite NAME{_where(office.folder)}")
+    envelope("serve", {"url": office.url, "folder": str(office.folder), "federations": told})
+    for line in hosting.headers():
+        data(line)
+
+
+def _federation(status: dict[str, Any]) -> Sheet:
+    rounds = status["rounds"]
+    pairs = [
+        ("plan", status["plan"]),
+        ("task", status["task"]),
+        ("log key", status["log"]["key"]),
+        ("", "Write the log key down: audits begin with it."),
+    ]
+    for sentence in status["protects"]:
+        mark, colon, rest = sentence.partition(": ")
+        pairs.append((mark, rest) if colon else ("", sentence))
+    return Sheet(f"{status['federation']}: {rounds['done']} of {rounds['of']} rounds done", [pairs])
+
+
+def _where(folder: Path) -> str:
+    """The option that the operator's commands need to find this folder."""
+    return "" if folder.resolve() == DEFAULT_FOLDER.resolve() else f" --coordinator {folder}"

@@ -1,0 +1,262 @@
+"""`consortium site hold|resume|leave|status|outbox|policy`: what a site's people can always do,
+whether the agent runs or not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from consortium.cli.agent import DEFAULT_HOME, HomeFolder
+from consortium.cli.report import Voice, command, data, envelope, say
+from consortium.cli.site_review import site_of
+from consortium.errors import StoreFailedError, UsageError
+
+if TYPE_CHECKING:
+    from consortium.site.home import SiteHome
+    from consortium.site.machine import Machine
+    from consortium.site.outbox import OutboxEntry
+
+
+@command
+def hold(home: HomeFolder = DEFAULT_HOME) -> None:
+    """Stop at once: work under way ends, nothing more leaves, until `resume`."""
+    from consortium.core.participant import HoldSite
+
+    with site_of(home) as (_, machine):
+        machine.feed(HoldSite(machine.clock.now_ms()))
+        say("on hold: nothing leaves this site; consortium site resume goes on")
+        envelope("site hold", {"held": True})
+
+
+@command
+def resume(home: HomeFolder = DEFAULT_HOME) -> None:
+    """Go on after `hold`."""
+    from consortium.core.participant import ResumeSite
+
+    with site_of(home) as (_, machine):
+        machine.feed(ResumeSite(machine.clock.now_ms()))
+        say("going on with the next invitation")
+        envelope("site resume", {"held": False})
+
+
+@command
+def leave(
+    home: HomeFolder = DEFAULT_HOME,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Leave the federation for good. What was kept here stays here; a new invitation is needed
+    to come back."""
+    from consortium.core.participant import HoldSite
+    from consortium.site.agent import leave_marker
+    from consortium.site.enrol import connect
+    from consortium.wire.messages import Taken
+
+    with site_of(home) as (found, machine):
+        held = found.enrolment
+        if not yes:
+            _confirm(f"Leave {held.federation_name} for good?")
+        machine.feed(HoldSite(machine.clock.now_ms()))  # first: nothing leaves from now on
+        client = connect(found, machine.clock)
+        try:
+            client.call("POST", "/v1/leave", reply=Taken)
+        finally:
+            client.close()
+        leave_marker(found).touch()
+        say(f"{held.name} has left {held.federation_name}; its outbox and receipts stay here")
+        envelope("site leave", {"site": held.name, "federation": held.federation_name})
+
+
+def _confirm(question: str) -> None:
+    if Voice.json or not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here", hint="--yes")
+    if not typer.confirm(question, default=False, err=True):
+        raise UsageError("nothing was done")
+
+
+# ---- looking ------------------------------------------------------------------------
+
+
+@command
+def status(home: HomeFolder = DEFAULT_HOME) -> None:
+    """What this site is doing. Read from its own log: the coordinator is not asked."""
+    with site_of(home) as (found, machine):
+        told = _status(found, machine)
+        for name, value in told.items():
+            if value is not None:
+                data(f"{name.replace('_', ' '):<14} {value}")
+        envelope("site status", told)
+
+
+def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
+    from consortium.cli.words import ago, size
+    from consortium.site.agent import leave_marker
+    from consortium.site.studies import held_model, held_study
+
+    held, state, now_ms = home.enrolment, machine.state, machine.clock.now_ms()
+    study, model = held_study(home), held_model(home)
+    seen = machine.newest(_witnessed())
+    approval = "none seen yet"
+    if study is not None:
+        is_approved = (study.task_hash, study.plan_digest) in state.approved
+        approval = f"{study.task_hash.hex()} {'approved' if is_approved else 'NOT approved'}"
+    doing = "on hold" if state.is_held else _doing(machine)
+    return {
+        "site": held.name,
+        "federation": f"{held.federation_name} at {held.url}",
+        "doing": "it has left" if leave_marker(home).exists() else doing,
+        "agent": "runs" if _has_agent(home) else "does not run: consortium agent",
+        "study": approval,
+        "model": None if model is None else f"version {model.version} ({model.model[:12]}…)",
+        "records": held.data or "not set: consortium agent --data FILE",
+        "own_log": f"{machine.size} facts",
+        "its_log": f"{state.seen_size} facts seen, {ago(seen and seen.at_ms, now_ms)}",
+        "disk": f"{size(shutil.disk_usage(home.path).free)} free",
+    }
+
+
+def _witnessed() -> Any:  # a class of facts, imported when it is needed
+    from consortium.core.site_facts import CheckpointWitnessed
+
+    return CheckpointWitnessed
+
+
+def _doing(machine: Machine) -> str:
+    from consortium.core.tables import Stage
+
+    state = machine.state
+    if state.stage in (Stage.IDLE, Stage.SENT):
+        told = f"; round {state.unsettled} is not over" if state.unsettled else ""
+        return f"waiting to be asked{told}"
+    return f"round {state.round}: {state.stage.value}"
+
+
+def _has_agent(home: SiteHome) -> bool:
+    from consortium.site.home import SiteHome as Home
+
+    probe = Home.open(home.path)
+    try:
+        probe.lock()
+    except StoreFailedError:
+        return True
+    finally:
+        probe.close()
+    return False
+
+
+@command
+def outbox(
+    home: HomeFolder = DEFAULT_HOME,
+    file: Annotated[
+        int | None, typer.Option(metavar="ROUND", help="Take out the update of this round.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to put it (safetensors).")
+    ] = None,
+) -> None:
+    """List everything that ever left this site, with its digest."""
+    from consortium.site.outbox import entries, total_bytes, update_file
+
+    with site_of(home) as (found, machine):
+        if file is not None:
+            if out is None:
+                raise UsageError("--file needs --out FILE")
+            _copy(update_file(found, machine, file), out)
+            envelope("site outbox", {"round": file, "file": str(out)})
+            return
+        made = entries(machine)
+        for line in _table(made):
+            data(line)
+        told = [_entry(entry) for entry in made]
+        envelope("site outbox", {"entries": told, "bytes": total_bytes(made)})
+
+
+def _copy(source: Path, out: Path) -> None:
+    try:
+        shutil.copyfile(source, out)
+    except OSError as error:
+        raise StoreFailedError(f"{out}: {error.strerror}") from None
+    data(str(out))
+
+
+def _table(made: list[OutboxEntry]) -> list[str]:
+    from consortium.cli.words import moment, short
+    from consortium.site.outbox import total_bytes
+
+    lines = [f"{'round':>5}  {'what':<8} {'bytes':>13}  {'made':<16}  {'heard':<5}  digest"]
+    lines += [
+        f"{entry.round:>5}  {entry.kind.value:<8} {entry.size_bytes:>13,}  "
+        f"{moment(entry.at_ms):<16}  {'yes' if entry.told else 'no':<5}  "
+        f"{short(entry.digest.hex())}"
+        for entry in made
+    ]
+    return [*lines, f"{len(made)} entries, {total_bytes(made):,} bytes"]
+
+
+def _entry(entry: OutboxEntry) -> dict[str, object]:
+    return {
+        "round": entry.round,
+        "what": entry.kind.value,
+        "digest": entry.digest.hex(),
+        "bytes": entry.size_bytes,
+        "at_ms": entry.at_ms,
+        "heard": entry.told,
+        "cost": entry.cost,
+    }
+
+
+# ---- the policy ---------------------------------------------------------------------
+
+
+@command
+def policy(
+    home: HomeFolder = DEFAULT_HOME,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a rule; repeatable."),
+    ] = None,
+) -> None:
+    """Show what this site's people allow, or change it. The agent reads it at every
+    invitation."""
+    from consortium.site.policy import Policy, parse_policy, read_policy
+
+    with site_of(home) as (found, _):
+        rules = read_policy(found.policy_file)
+        if change:
+            values = rules.model_dump(mode="json", exclude_none=True)
+            for text in change:
+                name, value = _setting(text)
+                values.pop(name, None)
+                if value is not None:
+                    values[name] = value
+            rules = parse_policy(values)
+            rules.write(found.policy_file)
+        told = rules.model_dump(mode="json")
+        for name, field in Policy.model_fields.items():
+            data(f"{name} = {_shown(told[name])}")
+            say(f"    # {field.description}")
+        envelope("site policy", told)
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """A key and its value: as TOML has it, or a bare word. Nothing at all: the default."""
+    import tomllib
+
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UsageError(f"`{text}` is not of the form key=value", hint="--set min_sites=3")
+    if not value:
+        return name, None
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def _shown(value: object) -> str:
+    import json
+
+    return "unset" if value is None else json.dumps(value)

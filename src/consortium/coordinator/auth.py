@@ -1,0 +1,88 @@
+"""Who asks: the one place that turns a request into a site or an operator, or raises.
+
+A site is who signed the request; the certificate of its connection must be for the same key,
+so that neither a stolen certificate nor a stolen signature is enough. An operator is who holds
+a token. Synchronous: the roster is in a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from starlette.requests import Request
+
+from consortium.coordinator.desk import Desk
+from consortium.coordinator.office import Office
+from consortium.coordinator.protocol import CERTIFICATE, EXTENSION
+from consortium.coordinator.rows import OperatorRow, SiteRow
+from consortium.core.ids import Digest
+from consortium.crypto.authority import public_key_of
+from consortium.errors import CertificateError, ForbiddenError, NotEnrolledError, WrongRoundError
+from consortium.wire.signing import Signed, parse
+
+ORDERING = frozenset({"admin", "lead"})  # roles that may change something
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A site whose signature was verified, and what it signed."""
+
+    site: SiteRow
+    desk: Desk
+    signed: Signed
+
+    @property
+    def body(self) -> Digest:
+        """What the body must hash to."""
+        return Digest(bytes.fromhex(self.signed.line.digest))
+
+    def in_round(self, number: int) -> None:
+        """The round of the path is the one that was signed for."""
+        if self.signed.line.round != number:
+            raise WrongRoundError("the request was signed for another round")
+
+
+def site_of(request: Request, office: Office) -> Caller:
+    """The site that signed this request."""
+    signed = parse(request.method, target_of(request), request.headers)
+    site = office.site(signed.line.site)
+    signed.verify(site.key, office.audience)
+    _check_certificate(request, site)
+    return Caller(site, office.desk_of(site), signed)
+
+
+def operator_of(request: Request, office: Office, *, orders: bool) -> OperatorRow:
+    """Whose token this request shows; with `orders`, of somebody who may give some."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    row = office.operator(secret.strip()) if scheme.lower() == "bearer" else None
+    if row is None:
+        raise NotEnrolledError(
+            "this needs an operator's token", hint="send `Authorization: Bearer TOKEN`"
+        )
+    if orders and row.role not in ORDERING:
+        raise ForbiddenError("this token may look, but not give orders")
+    return row
+
+
+def target_of(request: Request) -> str:
+    """The request's target as it travelled: this is what was signed."""
+    path: bytes = request.scope["raw_path"]
+    query: bytes = request.scope["query_string"]
+    return (path + b"?" + query if query else path).decode("latin-1")
+
+
+def _check_certificate(request: Request, site: SiteRow) -> None:
+    """Over TLS, a site is also who its certificate says. (Only tests speak without TLS.)"""
+    if request.scope["scheme"] != "https":
+        return
+    shown = request.scope.get("extensions", {}).get(EXTENSION, {}).get(CERTIFICATE)
+    if shown is None:
+        raise CertificateError("this connection shows no certificate")
+    if _key_in(shown) != site.key:
+        raise CertificateError("the certificate of this connection is another site's")
+
+
+@lru_cache(maxsize=1024)  # each request of a connection shows the same one
+def _key_in(certificate: bytes) -> bytes:
+    return public_key_of(certificate)

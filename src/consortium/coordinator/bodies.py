@@ -1,0 +1,59 @@
+"""Reading request bodies: never more than allowed, never longer than patience lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from consortium.core.ids import Digest
+from consortium.errors import TooLargeError, UnsignedRequestError, WireError
+
+IDLE_S = 60.0  # between two pieces of a body
+
+
+async def pieces(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises `ClientDisconnect` when the peer hangs up."""
+    is_more = True
+    while is_more:
+        try:
+            async with asyncio.timeout(IDLE_S):
+                message = await request.receive()
+        except TimeoutError:
+            told = {"connection": "close"}
+            raise HTTPException(408, "the rest of the body did not come", told) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        is_more = message.get("more_body", False)
+        if piece := message.get("body", b""):
+            yield piece
+
+
+async def whole(request: Request, most_bytes: int) -> bytes:
+    """A small body."""
+    parts, size = [], 0
+    async for piece in pieces(request):
+        size += len(piece)
+        if size > most_bytes:
+            raise TooLargeError(f"a body has at most {most_bytes} bytes here")
+        parts.append(piece)
+    return b"".join(parts)
+
+
+def check_digest(data: bytes, signed: Digest) -> None:
+    """Returns when the body is the one that was signed."""
+    if sha256(data).digest() != signed:
+        raise UnsignedRequestError("the body is not the one that was signed")
+
+
+def length_of(request: Request, most_bytes: int) -> int:
+    """The length that a request announces; it must, and it must not be too long."""
+    told = request.headers.get("content-length", "")
+    if not told.isdecimal():
+        raise WireError("the request does not say how long its body is", hint="Content-Length")
+    if len(told) > 18 or int(told) > most_bytes:
+        raise TooLargeError(f"a body has at most {most_bytes} bytes here")
+    return int(told)

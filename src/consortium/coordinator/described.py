@@ -1,0 +1,156 @@
+"""The routes as OpenAPI tells them. Bodies are read by our own strict reader, so what goes in
+and out is declared here and not found out by the framework."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from consortium.coordinator.problems import PROBLEM, Problem
+from consortium.wire.messages import (
+    Ask,
+    ClientRegister,
+    Enrol,
+    FailureNote,
+    Message,
+    Name,
+    Renew,
+    Report,
+    ScoreNote,
+    ServerStart,
+    Submission,
+)
+from consortium.wire.signing import AUDIENCE, DIGEST, NONCE, ROUND, SIGNATURE, SITE
+
+Body = type[BaseModel] | Literal["bytes"] | None
+Answer = type[BaseModel] | Literal["file", "text", "pem", "view", "views"]
+
+_REF = "#/components/schemas/{model}"
+_OCTETS = "application/octet-stream"
+
+
+class Invite(Message):
+    """A place for a site of this name."""
+
+    name: Name
+
+
+class Invited(Message):
+    """The line that the site pastes, and until when it works."""
+
+    token: str
+    expires_ms: int
+
+
+_BODIES: tuple[type[BaseModel], ...] = (
+    Ask,
+    ClientRegister,
+    Enrol,
+    FailureNote,
+    Invite,
+    Problem,
+    Renew,
+    Report,
+    ScoreNote,
+    ServerStart,
+    Submission,
+)
+_HEADERS = {
+    SITE: "the site's id",
+    ROUND: "the round that this is about; 0: none",
+    NONCE: "128 random bits, the same when the same request is sent again",
+    AUDIENCE: "the coordinator's id",
+    DIGEST: "SHA-256 of the body, in hexadecimal",
+}
+_SCHEMES = {
+    "site": {
+        "type": "apiKey",
+        "in": "header",
+        "name": SIGNATURE,
+        "description": "Ed25519, base64, over the request: docs/spec/wire.md",
+    },
+    "certificate": {"type": "mutualTLS", "description": "the site's, for the key that signs"},
+    "operator": {"type": "http", "scheme": "bearer"},
+}
+
+
+def signed(body: Body, answer: Answer) -> dict[str, Any]:
+    """A site's route."""
+    headers = [{"$ref": f"#/components/parameters/{name}"} for name in _HEADERS]
+    extra = {"security": [{"site": [], "certificate": []}], "parameters": headers}
+    return _route(body, answer, extra)
+
+
+def ordered(body: Body, answer: Answer) -> dict[str, Any]:
+    """An operator's route."""
+    return _route(body, answer, {"security": [{"operator": []}]})
+
+
+def open_to_all(body: Body, answer: Answer) -> dict[str, Any]:
+    """A route for anybody."""
+    return _route(body, answer, {"security": []})
+
+
+def _route(body: Body, answer: Answer, extra: dict[str, Any]) -> dict[str, Any]:
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": _content(body)}
+    refused = {PROBLEM: {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+    responses: dict[int | str, dict[str, Any]] = {
+        "4XX": {"description": "refused", "content": refused},
+        "5XX": {"description": "the coordinator has a trouble of its own", "content": refused},
+    }
+    model: object = None
+    if isinstance(answer, type):
+        model = answer
+    elif answer == "view":
+        model = dict[str, Any]
+    elif answer == "views":
+        model = list[dict[str, Any]]
+    elif answer == "file":
+        responses |= {200: _bytes("all bytes"), 206: _bytes("the range that was asked for")}
+    else:
+        kind = "text/plain" if answer == "text" else "application/x-pem-file"
+        text = {"description": "text", "content": {kind: {"schema": {"type": "string"}}}}
+        responses[200] = text
+    return {"response_model": model, "responses": responses, "openapi_extra": extra}
+
+
+def _content(body: type[BaseModel] | Literal["bytes"]) -> dict[str, Any]:
+    if body == "bytes":
+        return {_OCTETS: {"schema": {"type": "string", "format": "binary"}}}
+    assert isinstance(body, type)
+    return {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}
+
+
+def _bytes(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "headers": {"ETag": {"schema": {"type": "string"}, "description": "the digest"}},
+        "content": {_OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+    }
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The whole document."""
+    told = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    schemas = models_json_schema([(kind, "validation") for kind in _BODIES], ref_template=_REF)
+    parts = told.setdefault("components", {})
+    parts.setdefault("schemas", {}).update(schemas[1]["$defs"])
+    parts["securitySchemes"] = _SCHEMES
+    parts["parameters"] = {
+        name: {
+            "name": name,
+            "in": "header",
+            "required": True,
+            "description": meaning,
+            "schema": {"type": "string"},
+        }
+        for name, meaning in _HEADERS.items()
+    }
+    return told

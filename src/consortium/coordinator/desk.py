@@ -1,0 +1,453 @@
+"""One federation at a coordinator: what its sites ask and send, and the worker that does
+what is owed.
+
+Nothing is decided here: requests become inputs of the core, and answers are read from its
+state. All methods may be called from several threads; `driver.lock` is held while something
+is fed or read together, and never while a duty is performed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from consortium.coordinator.heard import Heard, verified_cosignature
+from consortium.coordinator.registry import Registry
+from consortium.coordinator.rows import SiteNote, SiteRow
+from consortium.coordinator.study import Study, adopted_study
+from consortium.coordinator.uploads import Uploads
+from consortium.core import duties as d
+from consortium.core import inputs as i
+from consortium.core.answers import Status, receipt
+from consortium.core.ending import Facts
+from consortium.core.facts import (
+    Departure,
+    Failure,
+    FederationFinished,
+    RoundCompleted,
+    RoundFailed,
+)
+from consortium.core.federation import decide, owed_by
+from consortium.core.ids import Digest, Seat
+from consortium.core.roster import Member
+from consortium.core.state import Federation, Round
+from consortium.core.tables import Step
+from consortium.drive.clock import Clock
+from consortium.drive.coordinate import Coordinator
+from consortium.drive.directory import SIGNER_NAME, DataDirectory
+from consortium.drive.hands import CoordinatorHands
+from consortium.drive.rng import seed_bytes
+from consortium.drive.rounds import RoundIndex
+from consortium.errors import (
+    ConsortiumError,
+    CorruptBlobError,
+    NoModelError,
+    UnauthorizedClientError,
+    WireError,
+    WrongRoundError,
+)
+from consortium.ledger.notary import origin_of
+from consortium.ledger.note import Verifier
+from consortium.ledger.proof import Proof
+from consortium.wire.invitation import sign_duty
+from consortium.wire.messages import (
+    Answer,
+    Ask,
+    ClientRegister,
+    ClientRegistered,
+    FailureNote,
+    ReceiptReply,
+    Report,
+    ScoreNote,
+    SettledRound,
+    Signature,
+    StudySheet,
+    Submission,
+    Taken,
+    WireOffer,
+)
+
+_ENDS = (RoundCompleted, RoundFailed, FederationFinished)
+_HEADER_BYTES = 64 << 10  # of an update's file, beside its numbers
+_PATIENCE_S = 1.0  # the longest that the worker sleeps without a look at the log
+_TROUBLE_S = 2.0  # after a duty failed, for instance on a full disk
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What a site would be told now."""
+
+    duty: d.SiteDuty | None
+    settled: bool | None
+    version: int
+    is_finished: bool
+
+    @property
+    def mark(self) -> str:
+        return sha256(repr(self).encode()).hexdigest()[:32]
+
+
+class Desk:
+    """One federation. `start` begins to work; until then it only answers."""
+
+    def __init__(
+        self,
+        directory: DataDirectory,
+        registry: Registry,
+        federation: tuple[str, str],
+        *,
+        clock: Clock,
+        uploads: Uploads,
+        seed: int | None = None,
+    ) -> None:
+        self.id, self.name = federation
+        self.blobs = directory.blobs
+        self.index = RoundIndex(directory.log, self.id)
+        self.coordinator = Coordinator(directory, self.id, clock)
+        self._directory, self._registry = directory, registry
+        self._clock, self._uploads, self._seed = clock, uploads, seed
+        self._driver = self.coordinator.driver
+        self._study: Study | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._on_trouble: Callable[[ConsortiumError], None] = lambda _: None
+        self._signed: dict[tuple[str, d.SiteDuty], Signature] = {}
+        self.heard = Heard(registry, self.id)
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> Federation:
+        """The folded state: read it under `lock`."""
+        return self._driver.state
+
+    @property
+    def lock(self) -> threading.RLock:
+        return self._driver.lock
+
+    @property
+    def size(self) -> int:
+        """Facts in the log."""
+        return self._driver.position
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state.finished is not None
+
+    def study_of_plan(self) -> Study:
+        """The plan, layout and bundle that the federation has adopted."""
+        with self.lock:
+            study, state = self._study, self.state
+            if study is None or (study.digest, study.task) != (state.plan, state.task):
+                study = self._study = adopted_study(self.id, state, self._registry, self.blobs)
+            return study
+
+    # ---- the worker -----------------------------------------------------------------
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, in whatever thread, after facts were appended."""
+        self._watchers.append(callback)
+
+    def start(self, on_trouble: Callable[[ConsortiumError], None]) -> None:
+        """Do what is owed, from now on, in a thread of its own."""
+        self._on_trouble = on_trouble
+        self._thread = threading.Thread(target=self._work, name=f"desk-{self.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop working. What is owed stays owed."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.heard.write()
+        if self.size:
+            self.coordinator.keep_checkpoint()
+
+    def feed(self, item: i.Input) -> Facts:
+        """What somebody asks or reports; durable when it returns."""
+        facts = self.coordinator.feed(item)
+        self._tell(facts)
+        return facts
+
+    def _work(self) -> None:
+        written = time.monotonic()
+        while not self._is_closing:
+            self._wake.clear()
+            try:
+                if time.monotonic() - written > _PATIENCE_S:
+                    self.heard.write()
+                    written = time.monotonic()
+                facts = self._step()
+            except ConsortiumError as error:
+                self._on_trouble(error)
+                self._wake.wait(_TROUBLE_S)
+                continue
+            if facts:
+                self._tell(facts)
+            else:
+                self._wake.wait(self._rest_s())
+
+    def _step(self) -> Facts:
+        before = self._driver.position
+        self._driver.catch_up()  # another process may have appended
+        if self.state.terms is None:
+            return ()
+        facts = self.coordinator.work(self._hands())
+        if not facts and self._driver.position != before:
+            self._notify()
+        return facts
+
+    def _rest_s(self) -> float:
+        with self.lock:
+            wakes_ms = self._driver.wakes_at_ms()
+        if wakes_ms is None:
+            return _PATIENCE_S
+        return min(max(wakes_ms - self._clock.now_ms(), 1) / 1000, _PATIENCE_S)
+
+    def _hands(self) -> CoordinatorHands:
+        study = self.study_of_plan()
+        return CoordinatorHands(
+            study.layout, study.plan.strategy, self.blobs, self._clock, self._draw
+        )
+
+    def _draw(self, number: int) -> bytes:
+        if self._seed is None:
+            return secrets.token_bytes(32)
+        return seed_bytes(self._seed, "selection", number)
+
+    def _tell(self, facts: Facts) -> None:
+        if not facts:
+            return
+        if any(
+            isinstance(fact, RoundCompleted | RoundFailed | FederationFinished) for fact in facts
+        ):
+            with self.lock:
+                self._signed.clear()
+                self.coordinator.keep_checkpoint()
+        self._notify()
+
+    def _notify(self) -> None:
+        self._wake.set()
+        for callback in self._watchers:
+            callback()
+
+    # ---- asking ---------------------------------------------------------------------
+
+    def has_news(self, site: SiteRow, ask: Ask) -> bool:
+        """Whether `answer` would say something else than what the site has. Cheap."""
+        with self.lock:
+            return self._news(self._seat(site), ask).mark != ask.have
+
+    def answer(self, site: SiteRow, ask: Ask) -> Answer:
+        """What a site is told now. Never waits."""
+        with self.lock:
+            note = self._noted(site, ask)
+            news = self._news(self._seat(site), ask)
+            offer = self.coordinator.offer(ask.seen_size)
+            state = self.state
+            open_round = state.round.number if state.round else 0
+            present = state.versions.get(state.current)
+            invitation = None if news.duty is None else self._invitation(site, news.duty)
+        settled = None
+        if news.settled is not None:
+            settled = SettledRound(round=ask.unsettled, is_counted=news.settled)
+        return Answer(
+            mark=news.mark,
+            now_ms=self._clock.now_ms(),
+            offer=WireOffer(
+                since=offer.since, path=[part.hex() for part in offer.path], note=offer.note
+            ),
+            invitation=invitation,
+            settled=settled,
+            own_size=note.own_size,
+            is_finished=news.is_finished,
+            round=open_round,
+            version=state.current,
+            model=None if present is None else present.model.hex(),
+        )
+
+    def _noted(self, site: SiteRow, ask: Ask) -> SiteNote:
+        keys = [Verifier(SIGNER_NAME, key) for key in self.state.log_keys]
+        cosigned = verified_cosignature(ask.cosignature, site, origin_of(self.id), keys)
+        return self.heard.take(site, ask, cosigned, self._clock.now_ms())
+
+    def _news(self, seat: Seat, ask: Ask) -> _News:
+        state = self.state
+        settled = self._is_counted(ask.unsettled, seat) if ask.unsettled else None
+        return _News(owed_by(state, seat), settled, state.current, state.finished is not None)
+
+    def _is_counted(self, number: int, seat: Seat) -> bool | None:
+        """How an ended round went for a seat; the newest one is known without the log."""
+        state, over = self.state, self.state.ended
+        if state.round is not None and state.round.number == number:
+            return None
+        if over is not None and over.number == number:
+            is_published = any(version.round == number for version in state.versions.values())
+            return is_published and seat in over.members
+        return self.index.is_counted(number, seat)
+
+    def _invitation(self, site: SiteRow, duty: d.SiteDuty) -> Signature:
+        key = (site.id, duty)
+        if key not in self._signed:
+            self._signed[key] = sign_duty(
+                self.id, site.id, duty, self.study_of_plan().plan, self.coordinator.signing_key()
+            )
+        return self._signed[key]
+
+    def _seat(self, site: SiteRow) -> Seat:
+        if site.seat is None or self._member(site) is None:
+            raise UnauthorizedClientError("this site is not on the roster")
+        return Seat(site.seat)
+
+    def _member(self, site: SiteRow) -> Member | None:
+        member = self.state.roster.members.get(Seat(site.seat or 0))
+        return member if member is not None and member.key == site.key else None
+
+    # ---- what sites may fetch and send ----------------------------------------------
+
+    def study(self) -> StudySheet:
+        """Which blobs a site needs to look at the study."""
+        with self.lock:
+            if self.state.plan is None:
+                raise NoModelError("this federation has no plan yet")
+        return self.study_of_plan().sheet
+
+    def may_read(self, site: SiteRow, digest: Digest) -> bool:
+        """Whether this blob is for this site: the study, published models, what its own part of
+        the open round needs. Never another site's update."""
+        sheet = self.study_of_plan().sheet
+        if digest.hex() in (sheet.plan, sheet.layout, sheet.bundle, sheet.lock):
+            return True
+        with self.lock:
+            state, seat = self.state, self._seat(site)
+            if any(version.model == digest for version in state.versions.values()):
+                return True
+            open_round = state.round
+            if open_round is None or seat not in open_round.invited:
+                return False
+            has_candidate = seat in open_round.members and digest == open_round.model
+            return has_candidate or digest in (open_round.base, open_round.server_state)
+
+    def upload_limit(self, site: SiteRow) -> int:
+        """The most bytes that this site may upload now; nothing unless it is to answer."""
+        with self.lock:
+            open_round, seat = self.state.round, self._seat(site)
+            if open_round is None or seat not in open_round.invited:
+                return 0
+            if open_round.step is not Step.TRAINING or seat in open_round.fallen:
+                return 0
+        study = self.study_of_plan()
+        form = study.plan.strategy.form(study.layout)
+        return form.size * form.dtype.itemsize + _HEADER_BYTES
+
+    def report(self, site: SiteRow, body: Report) -> Taken:
+        with self.lock:
+            seat = self._seat(site)
+        self.feed(i.Report(seat, tuple(sorted(body.report.items())), self._clock.now_ms()))
+        return Taken()
+
+    def register(self, site: SiteRow, body: ClientRegister) -> ClientRegistered:
+        """The seed's own way to say that a site is there."""
+        if body.location_id not in (site.name, site.name.partition(".")[2]):
+            raise UnauthorizedClientError("this key is another location's")
+        entry = self.study_of_plan().plan.task.entry
+        if body.model_type not in (entry, entry.partition(":")[2]):
+            raise WireError(f"this federation's task is `{entry}`", hint="use it as model_type")
+        self.report(site, Report())
+        return ClientRegistered(client_id=self.client_id(site), registered=True)
+
+    def client_id(self, site: SiteRow) -> str:
+        """`tenant.location`."""
+        return site.name if "." in site.name else f"{self.name}.{site.name}"
+
+    def submit(self, site: SiteRow, number: int, body: Submission, envelope: bytes) -> ReceiptReply:
+        """Take a finished upload over and count it, once. Whether the site may still answer is
+        asked before its bytes become a blob, and again when the fact is made."""
+        digest = Digest(bytes.fromhex(body.update))
+        with self.lock:
+            seat = self._seat(site)
+            is_new = bool(decide(self.state, self._submission(number, seat, digest, None)))
+        if is_new:
+            self._adopt(site, digest, body.size_bytes)
+            kept = self.blobs.put(envelope)
+            self.feed(self._submission(number, seat, digest, kept))
+            self._uploads.mark_done(site.id, digest)
+        return self.receipt(site, number)
+
+    def _submission(
+        self, number: int, seat: Seat, digest: Digest, envelope: Digest | None
+    ) -> i.Submit:
+        return i.Submit(number, seat, digest, envelope, self._clock.now_ms())
+
+    def _adopt(self, site: SiteRow, digest: Digest, size_bytes: int) -> None:
+        if self._uploads.is_done(site.id, digest) and self.blobs.has(digest):
+            return
+        try:
+            self.blobs.adopt(self._uploads.take(site.id, digest, size_bytes), digest)
+        except CorruptBlobError:
+            self._uploads.forget(site.id, digest)
+            raise WireError(
+                "the upload does not have the digest that it was sent under",
+                hint="send it again from the beginning",
+            ) from None
+
+    def fail(self, site: SiteRow, number: int, body: FailureNote, envelope: bytes) -> Taken:
+        if body.failure not in Failure.__members__:
+            raise WireError("there is no failure of that name")
+        with self.lock:
+            seat = self._seat(site)
+        failure, kept = Failure[body.failure], self.blobs.put(envelope)
+        self.feed(i.Fail(number, seat, failure, kept, self._clock.now_ms()))
+        return Taken()
+
+    def score(self, site: SiteRow, number: int, body: ScoreNote, envelope: bytes) -> Taken:
+        with self.lock:
+            seat = self._seat(site)
+        self.feed(
+            i.Score(
+                number,
+                seat,
+                Digest(bytes.fromhex(body.model)),
+                body.samples,
+                tuple(body.candidate),
+                tuple(body.base),
+                self.blobs.put(envelope),
+                self._clock.now_ms(),
+            )
+        )
+        return Taken()
+
+    def leave(self, site: SiteRow) -> Taken:
+        with self.lock:
+            seat = self._seat(site)
+        self.feed(i.Dismiss(seat, Departure.LEFT, self._clock.now_ms()))
+        return Taken()
+
+    # ---- receipts -------------------------------------------------------------------
+
+    def receipt(self, site: SiteRow, number: int) -> ReceiptReply:
+        """That the log has this site's update, in the newest checkpoint."""
+        with self.lock:
+            seat = self._seat(site)
+            position = self.index.received_at(number, seat)
+            if position is None:
+                raise WrongRoundError(f"this site has sent nothing to round {number}")
+            proof = self.coordinator.proof(position)
+            update, status, why = self._standing(number, seat, proof)
+        return ReceiptReply(update_id=update, status=status, why=why, proof=proof.text())
+
+    def _standing(self, number: int, seat: Seat, proof: Proof) -> tuple[str, str, str | None]:
+        found = receipt(self.state, number, seat)
+        if found is not None:
+            why = None if found.why is None else found.why.name
+            return found.update.hex(), found.status.value, why
+        status = Status.COUNTED if self.index.is_counted(number, seat) else Status.NOT_COUNTED
+        return self.index.update_at(proof.index).hex(), status.value, None
+
+    def open_round(self) -> Round | None:
+        return self.state.round

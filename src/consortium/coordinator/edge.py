@@ -1,0 +1,86 @@
+"""What every route uses: the office behind it, the threads, the sites that wait.
+
+A route parses, asks who it is, calls, and answers; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from consortium.coordinator.auth import Caller, operator_of, site_of
+from consortium.coordinator.bodies import check_digest, whole
+from consortium.coordinator.metrics import Metrics
+from consortium.coordinator.office import Office
+from consortium.coordinator.polls import Polls
+from consortium.coordinator.problems import PROBLEM
+from consortium.coordinator.remembered import Remembered
+from consortium.coordinator.rows import OperatorRow
+from consortium.coordinator.threads import Threads
+from consortium.wire.messages import MAX_JSON_BYTES, read_body
+
+JSON = "application/json"
+_FIRST_REFUSAL = 400
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Edge:
+    """The HTTP half of one coordinator."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.threads = Threads()
+        self.polls = Polls(self.threads)
+        self.remembered = Remembered(office.registry, office.clock)
+        self.metrics = Metrics(office, self.polls.waiting)
+
+    async def site(self, request: Request) -> Caller:
+        """The site that signed this request; its body is not read yet."""
+        return await self.threads.read(lambda: site_of(request, self.office))
+
+    async def signed(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
+        """The site, and the message that it signed."""
+        caller = await self.site(request)
+        data = await whole(request, MAX_JSON_BYTES)
+        check_digest(data, caller.body)
+        return caller, read_body(kind, data)
+
+    async def asking(self, request: Request) -> Caller:
+        """The site, whose request has no body."""
+        caller = await self.site(request)
+        check_digest(await whole(request, 0), caller.body)
+        return caller
+
+    async def once(self, caller: Caller, perform: Callable[[], BaseModel]) -> Response:
+        """Perform a request that has effects, unless it is one that we have answered."""
+        line = caller.signed.line
+        kept = await self.threads.write(lambda: self.remembered.once(line, perform))
+        kind = PROBLEM if kept.status >= _FIRST_REFUSAL else JSON
+        return Response(kept.body, kept.status, media_type=kind)
+
+    async def operator(self, request: Request) -> OperatorRow:
+        """Somebody with a token, who may look."""
+        return await self.threads.read(lambda: operator_of(request, self.office, orders=False))
+
+    async def ordering(self, request: Request) -> OperatorRow:
+        """Somebody with a token, who may give orders."""
+        return await self.threads.read(lambda: operator_of(request, self.office, orders=True))
+
+    def close(self) -> None:
+        self.polls.close()
+        self.threads.close()
+
+
+def edge_of(request: Request) -> Edge:
+    """The coordinator that a request came to."""
+    return cast(Edge, request.app.state.edge)
+
+
+def told(message: BaseModel) -> Response:
+    """An answer as it travels."""
+    return Response(message.model_dump_json(), media_type=JSON)

@@ -1,0 +1,98 @@
+"""The signed requests behind a log's facts, checked again by whoever audits it.
+
+A fact that a real site answered names an envelope: the line that the site signed. The body
+that it signed is not kept, because the fact says all that was in it: it is made again from
+the fact, and must have the digest that was signed. So a coordinator can neither invent an
+answer nor put another in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from consortium.core import facts as f
+from consortium.core.ids import Digest
+from consortium.core.roster import Member
+from consortium.core.state import Federation
+from consortium.errors import ConsortiumError
+from consortium.model import digest_of
+from consortium.store.files import FileBlobs
+from consortium.wire.messages import FailureNote, Message, ScoreNote, Submission
+from consortium.wire.signing import RequestLine, read_envelope
+
+_Answer = f.UpdateReceived | f.SiteDropped | f.Evaluated
+_ROUTES = {f.UpdateReceived: "update", f.SiteDropped: "failure", f.Evaluated: "score"}
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many signed requests were found right."""
+
+    count: int = 0
+
+
+class Evidence:
+    """The envelopes of one log, in its order."""
+
+    def __init__(self, blobs: FileBlobs, tally: Tally) -> None:
+        self._blobs, self._tally = blobs, tally
+        self._audience: str | None = None  # the coordinator's own id: one in a whole log
+        self._used: set[tuple[str, str]] = set()  # (site, nonce) of every request so far
+
+    def complaint(self, state: Federation, fact: f.Fact) -> str | None:
+        """What is wrong with the request that `fact` rests on; None when it is right, or when
+        the fact needs none. `state` is the one before the fact."""
+        if not isinstance(fact, _Answer):
+            return None
+        member = state.roster.members.get(fact.seat)
+        if member is None or not member.key:
+            return None  # a simulated site signs nothing
+        if fact.envelope is None:
+            return "no signed request stands behind it"
+        try:
+            signed = read_envelope(self._blobs.get(fact.envelope))
+            signed.verify(member.key, self._audience or signed.line.audience)
+        except ConsortiumError as error:
+            return f"its envelope does not hold: {error.message}"
+        self._audience = signed.line.audience
+        return self._complaint(state, fact, member, signed.line)
+
+    def _complaint(
+        self, state: Federation, fact: _Answer, member: Member, line: RequestLine
+    ) -> str | None:
+        route = f"/v1/rounds/{fact.round}/{_ROUTES[type(fact)]}"
+        if line.site != member.site:
+            return "its envelope is in another site's name"
+        if (line.method, line.path, line.round) != ("POST", route, fact.round):
+            return "its envelope is of another request"
+        body = self._body(state, fact).model_dump_json().encode()
+        if line.digest != digest_of(body).hex():
+            return "the site signed something else than the fact says"
+        if (line.site, line.nonce) in self._used:
+            return "its envelope stands behind another fact already"
+        self._used.add((line.site, line.nonce))
+        self._tally.count += 1
+        return None
+
+    def _body(self, state: Federation, fact: _Answer) -> Message:
+        """What the site must have sent, if the fact is true."""
+        match fact:
+            case f.UpdateReceived():
+                size = self._blobs.size(fact.update)
+                return Submission(update=fact.update.hex(), size_bytes=size)
+            case f.SiteDropped():
+                return FailureNote(failure=fact.failure.name)
+            case f.Evaluated():
+                return ScoreNote(
+                    model=_candidate(state).hex(),
+                    samples=fact.samples,
+                    candidate=list(fact.candidate),
+                    base=list(fact.base),
+                )
+
+
+def _candidate(state: Federation) -> Digest:
+    """What the members of the open round evaluate. The audit has asked before whether the
+    fact is legal here, so there is one."""
+    assert state.round is not None and state.round.model is not None
+    return state.round.model

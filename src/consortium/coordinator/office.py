@@ -1,0 +1,217 @@
+"""Everything that one coordinator keeps and runs: the data directory, the registry of names,
+the authority, and a desk for each federation.
+
+    authority.key, authority.pem   the certificate authority: secret, and public
+    registry.sqlite                names, invitations, answers: what is not in the log
+    uploads/                       what sites are sending
+    operator.json                  address, authority and token of this machine's operator
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from consortium.coordinator.desk import Desk
+from consortium.coordinator.registry import Registry
+from consortium.coordinator.rows import OperatorRow, SiteRow
+from consortium.coordinator.study import LockedStudy, read_locked, store_study
+from consortium.coordinator.telling import Teller
+from consortium.coordinator.uploads import Uploads
+from consortium.core import inputs as i
+from consortium.core.ids import Secret, SiteId
+from consortium.core.terms import DAY_MS
+from consortium.crypto.authority import Authority, key_of_request, serial_of
+from consortium.crypto.keyfile import read_secret, write_secret
+from consortium.drive.clock import Clock
+from consortium.drive.directory import DataDirectory
+from consortium.errors import (
+    CertificateError,
+    ConsortiumError,
+    UnknownFederationError,
+    UnsignedRequestError,
+    UsageError,
+)
+from consortium.store.files import write_durably
+from consortium.wire.messages import Enrol, Enrolled, Renew, Renewed
+from consortium.wire.token import JoinToken
+from consortium.wire.words import words_of
+
+INVITE_MS = DAY_MS
+OPERATOR_FILE = "operator.json"
+_LOCAL = "local"
+
+
+class Office:
+    """Opens, or makes, a coordinator's directory. `start` begins to work."""
+
+    def __init__(
+        self, folder: Path, clock: Clock, *, seed: int | None = None, url: str = ""
+    ) -> None:
+        self.folder, self.clock, self.url = folder, clock, url
+        self.directory = DataDirectory(folder)
+        self.registry = Registry(folder / "registry.sqlite")
+        self.audience = self.registry.identity()
+        self.authority = _authority(folder, clock.now_ms())
+        self.uploads = Uploads(folder / "uploads")
+        self._seed = seed
+        self.desks: dict[str, Desk] = {}
+        self._tellers: dict[str, Teller] = {}
+        for row in self.registry.federations():
+            self._open(row.id, row.name)
+
+    def _open(self, federation: str, name: str) -> Desk:
+        desk = Desk(
+            self.directory,
+            self.registry,
+            (federation, name),
+            clock=self.clock,
+            uploads=self.uploads,
+            seed=self._seed,
+        )
+        self.desks[federation] = desk
+        self._tellers[name] = Teller(desk, self.directory.log, self.registry, self.clock)
+        return desk
+
+    def start(self, on_trouble: Callable[[ConsortiumError], None]) -> None:
+        """Let every federation work. What its duties stumble over is told, and tried again."""
+        for desk in self.desks.values():
+            desk.start(on_trouble)
+
+    def close(self) -> None:
+        for desk in self.desks.values():
+            desk.close()
+        self.registry.close()
+        self.directory.close()
+
+    # ---- federations ----------------------------------------------------------------
+
+    def host(self, plan_file: Path) -> Desk:
+        """Begin the study of a locked plan, or go on with it."""
+        study = read_locked(plan_file)
+        name, now_ms = study.plan.federation.name, self.clock.now_ms()
+        if name in self._tellers:
+            desk = self._tellers[name].desk
+        else:
+            row = self.registry.add_federation(secrets.token_hex(16), name, name, now_ms)
+            desk = self._open(row.id, name)
+        self._adopt(desk, study, now_ms)
+        return desk
+
+    def _adopt(self, desk: Desk, study: LockedStudy, now_ms: int) -> None:
+        sheet = store_study(study, desk.blobs)
+        self.registry.add_study(desk.id, sheet.plan, sheet.task, sheet.bundle, sheet.lock, now_ms)
+        terms, lock = study.plan.terms(study.lock.metrics), study.lock
+        desk.feed(i.AdoptPlan(lock.plan, lock.task, lock.layout.digest, terms, now_ms))
+        if not desk.state.versions:
+            desk.feed(i.InstallModel(desk.blobs.put(study.model), now_ms))
+
+    def desk_of(self, site: SiteRow) -> Desk:
+        return self.desks[site.federation]
+
+    def teller_named(self, name: str) -> Teller:
+        """A federation for its operator."""
+        if name not in self._tellers:
+            raise UnknownFederationError(
+                f"there is no federation `{name}`", hint=f"there are: {', '.join(self._tellers)}"
+            )
+        return self._tellers[name]
+
+    def tellers(self) -> list[Teller]:
+        return list(self._tellers.values())
+
+    # ---- sites ----------------------------------------------------------------------
+
+    def site(self, site_id: str) -> SiteRow:
+        """A site that may speak; the same answer for one that never was and one that is out."""
+        row = self.registry.site(site_id)
+        is_half = row is None or row.seat is None  # its enrolment was cut short
+        if row is None or is_half or row.revoked_ms is not None:
+            raise UnsignedRequestError("this site is not on the roster")
+        return row
+
+    def invite(self, federation: str, name: str) -> tuple[str, int]:
+        """One line for a site to paste, and when it expires."""
+        desk, now_ms = self.teller_named(federation).desk, self.clock.now_ms()
+        secret = self.registry.invite(desk.id, name, now_ms, INVITE_MS)
+        token = JoinToken(self.url, self.authority.fingerprint, desk.id, name, secret)
+        return token.text(), now_ms + INVITE_MS
+
+    def enrol(self, body: Enrol) -> Enrolled:
+        """A site's place, for a token. Every step may be repeated: a site that lost the reply
+        asks again with the same key, and gets the same place."""
+        request = body.certificate_request.encode()
+        key, now_ms = key_of_request(request), self.clock.now_ms()
+        words = words_of(self.authority.fingerprint, body.federation, key)
+        row = self.registry.redeem(
+            body.federation, body.secret, secrets.token_hex(16), key, now_ms, words=words
+        )
+        desk = self.desk_of(row)
+        desk.feed(i.Admit(SiteId(row.id), row.key, now_ms))
+        with desk.lock:
+            seat = desk.state.roster.seat_of[SiteId(row.id)]
+            log_key = desk.state.log_keys[-1]
+        self.registry.set_seat(row.id, int(seat))
+        return Enrolled(
+            site=row.id,
+            audience=self.audience,
+            federation=desk.id,
+            federation_name=desk.name,
+            certificate=self._certificate(row.id, request),
+            log_key=log_key.hex(),
+            words=list(words),
+        )
+
+    def renew(self, site: SiteRow, body: Renew) -> Renewed:
+        """A new certificate for the same key."""
+        request = body.certificate_request.encode()
+        if key_of_request(request) != site.key:
+            raise CertificateError("the request is for another key")
+        return Renewed(certificate=self._certificate(site.id, request))
+
+    def _certificate(self, site: str, request: bytes) -> str:
+        certificate = self.authority.issue_site(request, site, self.clock.now_ms())
+        self.registry.set_certificate(site, serial_of(certificate))
+        return certificate.decode()
+
+    # ---- operators ------------------------------------------------------------------
+
+    def operator(self, secret: str) -> OperatorRow | None:
+        return self.registry.operator(secret, self.clock.now_ms())
+
+    def write_operator_file(self) -> Path:
+        """Address, authority and token for the operator's commands on this machine."""
+        path = self.folder / OPERATOR_FILE
+        held = _held(path)
+        token = held.get("token", "")
+        if not token or self.operator(token) is None:
+            with suppress(UsageError):  # there is none to replace
+                self.registry.revoke_operator(_LOCAL)
+            token = self.registry.new_operator("admin", _LOCAL, self.clock.now_ms(), None)
+        told = {"url": self.url, "authority": self.authority.pem().decode(), "token": token}
+        if told != held:
+            write_secret(path, Secret(json.dumps(told).encode()))
+        return path
+
+
+def _held(path: Path) -> dict[str, str]:
+    try:
+        held = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _authority(folder: Path, now_ms: int) -> Authority:
+    """The authority in a folder; made at the first start, its key durable before its
+    certificate, so that a crash leaves at most a key that nothing names."""
+    key, certificate = folder / "authority.key", folder / "authority.pem"
+    if certificate.exists():
+        return Authority.load(read_secret(key), certificate.read_bytes())
+    made = Authority.make(now_ms)
+    write_secret(key, made.key_pem())
+    write_durably(certificate, made.pem())
+    return made

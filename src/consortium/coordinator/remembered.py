@@ -1,0 +1,61 @@
+"""Requests with effects have them once: what was said is kept, and said again.
+
+Only what is final is kept: an answer, or a refusal that is the caller's affair. After our own
+trouble the same request may be tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from hashlib import sha256
+
+from pydantic import BaseModel
+
+from consortium.coordinator.problems import problem, status_of
+from consortium.coordinator.registry import Registry
+from consortium.coordinator.rows import Answer
+from consortium.drive.clock import Clock
+from consortium.errors import ConsortiumError, ReplayedNonceError
+from consortium.wire.signing import RequestLine
+
+KEPT_MS = 7 * 86_400_000  # an agent that lost an answer asks again within days, or never
+_STRIPES = 64
+_OK, _FIRST_SERVER_STATUS = 200, 500
+
+
+class Remembered:
+    """Performs requests, each once."""
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self._registry, self._clock = registry, clock
+        # The same request twice at the same time: the second waits for the first's answer.
+        self._stripes = [threading.Lock() for _ in range(_STRIPES)]
+
+    def once(self, line: RequestLine, perform: Callable[[], BaseModel]) -> Answer:
+        """The answer to this request: the kept one, or that of `perform`. A refusal with a
+        status of 500 and above is raised, the others are answers too."""
+        request = sha256(line.message()).hexdigest()
+        with self._stripes[hash((line.site, line.nonce)) % _STRIPES]:
+            kept = self._registry.answer(line.site, line.nonce)
+            if kept is None:
+                status, body = _performed(perform)
+                kept = self._registry.keep_answer(
+                    line.site, line.nonce, request, status, body, self._clock.now_ms()
+                )
+        if kept.request_digest != request:
+            raise ReplayedNonceError("this nonce was used for another request")
+        return kept
+
+    def forget_old(self) -> int:
+        """Drop what nobody will ask for again; how many answers that were."""
+        return self._registry.forget_answers(self._clock.now_ms() - KEPT_MS)
+
+
+def _performed(perform: Callable[[], BaseModel]) -> tuple[int, bytes]:
+    try:
+        return _OK, perform().model_dump_json().encode()
+    except ConsortiumError as error:
+        if status_of(error) >= _FIRST_SERVER_STATUS:
+            raise
+        return problem(error)

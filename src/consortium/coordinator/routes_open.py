@@ -1,0 +1,68 @@
+"""The routes for anybody: is it there, whose authority is it, and how to join."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from consortium.coordinator.bodies import whole
+from consortium.coordinator.described import open_to_all
+from consortium.coordinator.edge import edge_of, told
+from consortium.coordinator.office import Office
+from consortium.errors import StoreFailedError
+from consortium.wire.messages import Enrol, Enrolled, Reply, read_body
+
+routes = APIRouter(tags=["open"])
+
+_MAX_ENROL_BYTES = 16 << 10
+
+
+class Health(Reply):
+    """`status` is ok."""
+
+    status: str
+
+
+class Readiness(Health):
+    """How many federations are folded and answer."""
+
+    federations: int
+
+
+@routes.get("/health", **open_to_all(None, Health))
+async def health() -> Response:
+    """The process is there."""
+    return told(Health(status="ok"))
+
+
+@routes.get("/ready", **open_to_all(None, Readiness))
+async def ready(request: Request) -> Response:
+    """The log is open, and every federation is folded."""
+    edge = edge_of(request)
+    return told(await edge.threads.read(lambda: _readiness(edge.office)))
+
+
+def _readiness(office: Office) -> Readiness:
+    rows = office.registry.federations()
+    if {row.id for row in rows} != set(office.desks):
+        raise StoreFailedError("a federation is not open yet")
+    for desk in office.desks.values():
+        for _ in office.directory.log.read(desk.id, max(0, desk.size - 1), desk.size):
+            pass  # a disk that fails says so here
+    return Readiness(status="ok", federations=len(rows))
+
+
+@routes.get("/v1/authority", **open_to_all(None, "pem"))
+async def authority(request: Request) -> Response:
+    """The authority's certificate: compare it with the token before you say anything."""
+    office = edge_of(request).office
+    return Response(office.authority.pem(), media_type="application/x-pem-file")
+
+
+@routes.post("/v1/enrol", **open_to_all(Enrol, Enrolled))
+async def enrol(request: Request) -> Response:
+    """A token, and a request for a certificate, for a place in a federation."""
+    edge = edge_of(request)
+    body = read_body(Enrol, await whole(request, _MAX_ENROL_BYTES))
+    return told(await edge.threads.write(lambda: edge.office.enrol(body)))

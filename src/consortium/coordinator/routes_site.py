@@ -1,0 +1,225 @@
+"""The routes of sites: every request signed, those with effects performed once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from consortium.coordinator.auth import Caller, site_of
+from consortium.coordinator.bodies import length_of, pieces
+from consortium.coordinator.described import signed
+from consortium.coordinator.edge import Edge, edge_of, told
+from consortium.coordinator.files import Download, OpenFile, missing, open_file
+from consortium.core.ids import Digest
+from consortium.errors import TooLargeError, UnauthorizedClientError
+from consortium.wire.messages import (
+    MAX_CHUNK_BYTES,
+    Answer,
+    Ask,
+    FailureNote,
+    ReceiptReply,
+    Renew,
+    Renewed,
+    Report,
+    ScoreNote,
+    StudySheet,
+    Submission,
+    Taken,
+    UploadState,
+)
+
+routes = APIRouter(prefix="/v1", tags=["site"])
+
+DigestPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
+RoundPath = Annotated[int, Path(ge=0, lt=1 << 62, description="the round's number")]
+Offset = Annotated[int, Query(ge=0, lt=1 << 62, description="where the chunk starts")]
+
+
+# ---- asking -------------------------------------------------------------------------
+
+
+@routes.post("/ask", **signed(Ask, Answer))
+async def ask(request: Request) -> Response:
+    """What is there to do? Answered when there is news, else when `wait_ms` is over."""
+    edge = edge_of(request)
+    caller, asked = await edge.signed(request, Ask)
+    answer = await edge.threads.read(lambda: caller.desk.answer(caller.site, asked))
+    if answer.mark == asked.have and asked.wait_ms:
+        await _wait(edge, caller, asked, request)
+        answer = await edge.threads.read(lambda: _answer_now(edge, caller, asked))
+    return told(answer)
+
+
+async def _wait(edge: Edge, caller: Caller, asked: Ask, request: Request) -> None:
+    gone = asyncio.ensure_future(_until_gone(request))
+    try:
+        await edge.polls.wait(caller.desk, caller.site, asked, gone)
+    finally:
+        gone.cancel()
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _answer_now(edge: Edge, caller: Caller, asked: Ask) -> Answer:
+    """After the wait: the site may have been revoked meanwhile."""
+    return caller.desk.answer(edge.office.site(caller.site.id), asked)
+
+
+@routes.get("/study", **signed(None, StudySheet))
+async def study(request: Request) -> Response:
+    """Which blobs a site needs to review the study."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    return told(await edge.threads.read(caller.desk.study))
+
+
+@routes.post("/report", **signed(Report, Taken))
+async def report(request: Request) -> Response:
+    """What a site says of its records and its machine: counts, never records."""
+    edge = edge_of(request)
+    caller, body = await edge.signed(request, Report)
+    return await edge.once(caller, lambda: caller.desk.report(caller.site, body))
+
+
+@routes.post("/renew", **signed(Renew, Renewed))
+async def renew(request: Request) -> Response:
+    """A new certificate for the same key."""
+    edge = edge_of(request)
+    caller, body = await edge.signed(request, Renew)
+    return await edge.once(caller, lambda: edge.office.renew(caller.site, body))
+
+
+@routes.post("/leave", **signed(None, Taken))
+async def leave(request: Request) -> Response:
+    """Out of the federation, for good."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    return await edge.once(caller, lambda: caller.desk.leave(caller.site))
+
+
+# ---- files --------------------------------------------------------------------------
+
+
+@routes.head("/blobs/{digest}", **signed(None, "file"))
+@routes.get("/blobs/{digest}", **signed(None, "file"))
+async def blob(request: Request, digest: DigestPath) -> Response:
+    """A file that this site may read: the study, published models, its part of a round."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    wanted = Digest(bytes.fromhex(digest))
+    return Download(await edge.threads.read(lambda: _opened(caller, wanted)))
+
+
+def _opened(caller: Caller, digest: Digest) -> OpenFile:
+    if not caller.desk.may_read(caller.site, digest):
+        raise missing(digest)
+    return open_file(caller.desk.blobs.path(digest), digest)
+
+
+@routes.get("/uploads/{digest}", **signed(None, UploadState))
+async def upload(request: Request, digest: DigestPath) -> Response:
+    """How much of this site's upload is here."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    wanted = Digest(bytes.fromhex(digest))
+    return told(await edge.threads.read(lambda: _upload_state(edge, caller, wanted)))
+
+
+def _upload_state(edge: Edge, caller: Caller, digest: Digest) -> UploadState:
+    uploads = edge.office.uploads
+    is_complete = uploads.is_done(caller.site.id, digest) and caller.desk.blobs.has(digest)
+    return UploadState(offset=uploads.offset(caller.site.id, digest), is_complete=is_complete)
+
+
+@routes.patch("/uploads/{digest}", **signed("bytes", UploadState))
+async def send_chunk(request: Request, digest: DigestPath, offset: Offset) -> Response:
+    """Add a chunk at the end of an upload. One that is already there is answered as before."""
+    edge = edge_of(request)
+    size = length_of(request, MAX_CHUNK_BYTES)
+    wanted = Digest(bytes.fromhex(digest))
+    caller, state = await edge.threads.read(
+        lambda: _before_chunk(edge, request, wanted, (offset, size))
+    )
+    if state is None:
+        state = UploadState(offset=await _take_chunk(edge, request, caller, wanted, offset))
+    return told(state)
+
+
+def _before_chunk(
+    edge: Edge, request: Request, digest: Digest, place: tuple[int, int]
+) -> tuple[Caller, UploadState | None]:
+    """Who sends, and the answer if the chunk need not be read: everything is here already."""
+    caller, (offset, size) = site_of(request, edge.office), place
+    state = _upload_state(edge, caller, digest)
+    if state.is_complete:
+        return caller, UploadState(offset=offset + size, is_complete=True)
+    limit = caller.desk.upload_limit(caller.site)
+    if limit == 0:
+        raise UnauthorizedClientError("this site is not asked for an update now")
+    if offset + size > limit:
+        raise TooLargeError(f"an update has at most {limit} bytes here")
+    uploads = edge.office.uploads
+    if uploads.holds(caller.site.id, digest, offset, caller.body, size):
+        return caller, UploadState(offset=offset + size)
+    return caller, None
+
+
+async def _take_chunk(
+    edge: Edge, request: Request, caller: Caller, digest: Digest, offset: int
+) -> int:
+    """Hashing and writing are done in the event loop: both are faster than the line."""
+    chunk = edge.office.uploads.chunk(caller.site.id, digest, offset)
+    try:
+        async for piece in pieces(request):
+            chunk.write(piece)
+        return chunk.commit(caller.body)
+    finally:
+        chunk.abandon()
+
+
+# ---- a round ------------------------------------------------------------------------
+
+
+@routes.post("/rounds/{number}/update", **signed(Submission, ReceiptReply))
+async def update(request: Request, number: RoundPath) -> Response:
+    """The upload is complete: count it."""
+    edge = edge_of(request)
+    caller, body = await edge.signed(request, Submission)
+    caller.in_round(number)
+    envelope = caller.signed.envelope()
+    return await edge.once(caller, lambda: caller.desk.submit(caller.site, number, body, envelope))
+
+
+@routes.get("/rounds/{number}/receipt", **signed(None, ReceiptReply))
+async def receipt(request: Request, number: RoundPath) -> Response:
+    """That the log has this site's update, proven in the newest checkpoint."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    return told(await edge.threads.read(lambda: caller.desk.receipt(caller.site, number)))
+
+
+@routes.post("/rounds/{number}/failure", **signed(FailureNote, Taken))
+async def failure(request: Request, number: RoundPath) -> Response:
+    """This site will not answer in this round, and why."""
+    edge = edge_of(request)
+    caller, body = await edge.signed(request, FailureNote)
+    caller.in_round(number)
+    envelope = caller.signed.envelope()
+    return await edge.once(caller, lambda: caller.desk.fail(caller.site, number, body, envelope))
+
+
+@routes.post("/rounds/{number}/score", **signed(ScoreNote, Taken))
+async def score(request: Request, number: RoundPath) -> Response:
+    """How candidate and base do on this site's own test records: sums and counts."""
+    edge = edge_of(request)
+    caller, body = await edge.signed(request, ScoreNote)
+    caller.in_round(number)
+    envelope = caller.signed.envelope()
+    return await edge.once(caller, lambda: caller.desk.score(caller.site, number, body, envelope))

@@ -1,0 +1,86 @@
+"""Where each round is in the log, and what the log says of one of them.
+
+State keeps the open round and the one before it; whoever asks about an older one (a site
+that was away, an operator) is answered from the log itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from consortium.core import facts as f
+from consortium.core.codec import decode
+from consortium.core.ids import Digest, Seat
+from consortium.store.ports import Log
+
+
+class RoundIndex:
+    """The positions at which rounds begin: read once, then only what is new. Threads share it."""
+
+    def __init__(self, log: Log, stream: str) -> None:
+        self._log, self._stream = log, stream
+        self._lock = threading.Lock()
+        self._starts: dict[int, int] = {}
+        self._seen = 0
+
+    def facts_of(self, number: int) -> Iterator[tuple[int, f.Fact]]:
+        """(position, fact) from the opening of round `number` to that of the next one; nothing
+        for a round that never was."""
+        start = self._start(number)
+        if start is None:
+            return
+        stop = self._start(number + 1)
+        for at, record in enumerate(self._log.read(self._stream, start, stop), start=start):
+            yield at, decode(record)
+
+    def is_counted(self, number: int, seat: Seat) -> bool | None:
+        """Whether round `number` published a model with this seat's update in it; None while
+        the round is not over."""
+        return is_counted((fact for _, fact in self.facts_of(number)), seat)
+
+    def received_at(self, number: int, seat: Seat) -> int | None:
+        """Where the log says that this seat's update was received."""
+        for at, fact in self.facts_of(number):
+            if isinstance(fact, f.UpdateReceived) and fact.seat == seat:
+                return at
+        return None
+
+    def update_at(self, position: int) -> Digest:
+        """The update that the fact at `position` says was received."""
+        (record,) = self._log.read(self._stream, position, position + 1)
+        fact = decode(record)
+        assert isinstance(fact, f.UpdateReceived)
+        return fact.update
+
+    def _start(self, number: int) -> int | None:
+        with self._lock:
+            if number not in self._starts:
+                self._read_on()
+            return self._starts.get(number)
+
+    def _read_on(self) -> None:
+        for record in self._log.read(self._stream, self._seen):
+            if record[0] == f.RoundOpened.KIND:
+                self._starts[decode(record).round] = self._seen
+            self._seen += 1
+
+
+def is_counted(facts: Iterable[f.Fact], seat: Seat) -> bool | None:
+    """Whether the round that these facts are of published a model with this seat's update in
+    it; None while the round is not over."""
+    members: set[Seat] = set()
+    is_published = False
+    for fact in facts:
+        match fact:
+            case f.RoundClosed():
+                members.update(fact.members)
+            case f.MemberRemoved() | f.UpdateExcluded():
+                members.discard(fact.seat)
+            case f.ModelPublished():
+                is_published = True
+            case f.RoundCompleted() | f.RoundFailed():
+                return is_published and seat in members
+            case _:
+                pass
+    return None

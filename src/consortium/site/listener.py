@@ -1,0 +1,289 @@
+"""The agent's ear: asks the coordinator what there is to do, and believes only what holds.
+
+An answer is taken in a fixed order. Is our own log the one that we had? Does the coordinator's
+log contain what we have seen of it? Then how our last round ended; then the invitation: its
+signature, the study it is for, the site's own policy, and only then the machine.
+"""
+
+from __future__ import annotations
+
+import time
+
+from consortium.core import duties as d
+from consortium.core import participant as p
+from consortium.core import site_facts as s
+from consortium.core.facts import Failure
+from consortium.core.tables import Stage
+from consortium.drive.directory import SIGNER_NAME
+from consortium.errors import (
+    ConsortiumError,
+    DeadlineExpiredError,
+    NotApprovedError,
+    OnHoldError,
+    RestoredBackupError,
+    VerificationError,
+    WireError,
+    WrongRoundError,
+)
+from consortium.ledger.merkle import EMPTY_ROOT
+from consortium.ledger.notary import origin_of
+from consortium.ledger.note import Checkpoint, Signer, Verifier
+from consortium.ledger.witness import Offer, endorse, examine
+from consortium.site.clock import Patience
+from consortium.site.enrol import renew
+from consortium.site.events import Event, Kind
+from consortium.site.policy import read_policy
+from consortium.site.report import Reported, meets_all, own_report
+from consortium.site.review import ReviewedStudy
+from consortium.site.studies import NewestModel
+from consortium.site.tools import Situation, Tools, Trouble
+from consortium.site.transport import READ_S
+from consortium.wire.invitation import Invitation, open_invitation
+from consortium.wire.messages import Answer, Ask, Report, SettledRound, Signature, Taken, WireOffer
+
+WAIT_MS = 25_000
+_REPORT_S, _RENEW_S = 1800.0, 86_400.0
+
+
+class Listener:
+    """Asks until it is told to stop. `run` raises what the agent cannot go on after."""
+
+    def __init__(self, tools: Tools, situation: Situation) -> None:
+        self._tools, self._situation = tools, situation
+        self._patience, self._trouble = Patience(), Trouble(tools)
+        self._have = ""
+        self._cosignature = ""
+        self._reported: Reported | None = None
+        self._report_due = self._renew_due = 0.0
+        self._is_connected = False
+
+    def run(self) -> None:
+        stop = self._tools.stop
+        while not stop.is_set():
+            try:
+                self._do_chores()
+                is_taken = self._ask()
+            except RestoredBackupError:
+                raise
+            except ConsortiumError as error:
+                self._is_connected = False
+                self._trouble.tell(error)
+                self._patience.wait(stop)
+                continue
+            self._trouble.is_over()
+            if is_taken:
+                self._patience.reset()
+            else:  # it is to be told again, and not in a hot loop
+                self._patience.wait(stop)
+
+    # ---- before asking --------------------------------------------------------------
+
+    def _do_chores(self) -> None:
+        tools, now = self._tools, time.monotonic()
+        report = own_report(tools.home)
+        if now >= self._report_due or report != self._reported:
+            tools.client.call("POST", "/v1/report", Report(report=report), reply=Taken)
+            self._reported, self._report_due = report, now + _REPORT_S
+        if now >= self._renew_due:
+            if renew(tools.home, tools.client, tools.clock):
+                tools.tell(Event(Kind.RENEWED, "the site's certificate was renewed"))
+            self._renew_due = now + _RENEW_S
+
+    # ---- one question, one answer ---------------------------------------------------
+
+    def _ask(self) -> bool:
+        """Whether the answer was taken whole; else it must be told again."""
+        client, ask = self._tools.client, self._question()
+        read_s = ask.wait_ms / 1000 + READ_S
+        answer = client.call("POST", "/v1/ask", ask, reply=Answer, read_s=read_s)
+        self._tools.clock.observe(answer.now_ms)
+        self._cosignature = ""
+        if not self._is_connected:
+            self._tools.tell(Event(Kind.CONNECTED, f"connected to {client.url}"))
+            self._is_connected = True
+        if answer.own_size > self._tools.machine.size:
+            self._refuse_to_spend(answer.own_size)
+        is_taken = self._take(answer)
+        self._have = answer.mark if is_taken else ""
+        return is_taken
+
+    def _question(self) -> Ask:
+        machine, situation = self._tools.machine, self._situation
+        with machine.lock:
+            machine.catch_up()
+            state, size = machine.state, machine.size
+            seen_size, unsettled, is_held = state.seen_size, state.unsettled, state.is_held
+        objection = None if situation.objection is None else situation.objection.code
+        if objection is None and situation.waiting is not None:
+            objection = NotApprovedError.code
+        if objection is None and is_held:
+            objection = OnHoldError.code
+        return Ask(
+            seen_size=seen_size,
+            own_size=size,
+            unsettled=unsettled,
+            have=self._have,
+            wait_ms=WAIT_MS if self._have else 0,
+            cosignature=self._cosignature,
+            objection=objection,
+        )
+
+    def _refuse_to_spend(self, told: int) -> None:
+        """Our own log is older than what we told: an old backup was put back."""
+        error = RestoredBackupError(
+            f"this site's log has {self._tools.machine.size} facts, and it has told of {told}"
+        )
+        self._situation.objection = error
+        self._tools.client.call("POST", "/v1/ask", self._question(), reply=Answer)
+        raise error
+
+    def _take(self, answer: Answer) -> bool:
+        situation = self._situation
+        try:
+            self._witness(answer.offer)
+        except WrongRoundError:
+            return False  # a proof from elsewhere: ask for another
+        except VerificationError as error:
+            if situation.objection is None:
+                self._tools.tell(Event.of(Kind.REFUSED, error))
+            situation.objection, situation.duty = error, None
+            return False
+        situation.objection, situation.is_clear = None, True
+        is_settled = answer.settled is None or self._settle(answer.settled)
+        self._note_model(answer)
+        is_taken = self._take_invitation(answer.invitation) and is_settled
+        situation.is_finished = answer.is_finished and is_taken
+        self._tools.wake.set()
+        return is_taken
+
+    # ---- the coordinator's log ------------------------------------------------------
+
+    def _witness(self, told: WireOffer) -> None:
+        """Cosign, once it is durable that we have seen it."""
+        tools = self._tools
+        held, state, now_ms = tools.home.enrolment, tools.machine.state, tools.clock.now_ms()
+        root = state.seen_root or EMPTY_ROOT
+        seen = Checkpoint(origin_of(held.federation), state.seen_size, root)
+        offer = Offer(told.since, tuple(bytes.fromhex(part) for part in told.path), told.note)
+        shown = examine(offer, seen, _log_keys(held.log_key), now_ms)
+        if tools.machine.feed(shown):
+            signer = Signer(held.site, tools.home.key)
+            self._cosignature = endorse(offer, signer, now_ms // 1000)
+
+    # ---- how our last round ended ---------------------------------------------------
+
+    def _settle(self, told: SettledRound) -> bool:
+        """Whether the machine knows it now. A round that is over is over for an evaluation that
+        is still going on, too."""
+        tools, now_ms = self._tools, self._tools.clock.now_ms()
+        with tools.machine.lock:
+            state = tools.machine.state
+            is_late = state.round == told.round and state.stage is Stage.EVALUATING
+        if is_late:
+            tools.machine.feed(p.Broke(told.round, Failure.RESOURCES, now_ms))
+        for fact in tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms)):
+            assert isinstance(fact, s.RoundSettled)
+            tools.home.settle(fact.round, fact.is_counted)
+            word = "counted" if fact.is_counted else "did not count"
+            text = f"round {fact.round} is over: this site's update {word}"
+            tools.tell(Event(Kind.SETTLED, text, fact.round))
+        return tools.machine.state.unsettled != told.round
+
+    def _note_model(self, answer: Answer) -> None:
+        if answer.model is None or answer.version == 0:
+            return  # version 0 is where the study starts: nobody has trained it
+        duty = self._situation.duty
+        seat = int(duty.seat) if duty is not None else 0
+        self._situation.newest = NewestModel(version=answer.version, model=answer.model, seat=seat)
+
+    # ---- the invitation -------------------------------------------------------------
+
+    def _take_invitation(self, signed: Signature | None) -> bool:
+        situation = self._situation
+        if signed is None:
+            with situation.lock:
+                situation.duty = situation.waiting = None
+            return True
+        held = self._tools.home.enrolment
+        invitation = open_invitation(signed, [bytes.fromhex(held.log_key)])
+        if (invitation.federation, invitation.site) != (held.federation, held.site):
+            raise WireError("the invitation is for another site")
+        return self.consider(invitation)
+
+    def consider(self, invitation: Invitation) -> bool:
+        """Put an invitation to the machine, if the policy lets it; whether it is dealt with.
+        It is put again when somebody has approved its study meanwhile."""
+        situation, duty = self._situation, invitation.duty
+        with situation.lock:
+            situation.waiting = None
+            if isinstance(duty, d.Train) and not self._is_allowed(invitation, duty):
+                situation.duty = None
+                return True
+            try:
+                facts = self._tools.machine.feed(p.Asked(duty, self._tools.clock.now_ms()))
+            except NotApprovedError:
+                self._wait_for_approval(invitation)
+                return True
+            except WrongRoundError:
+                return False  # how our last round ended is asked for first
+            except DeadlineExpiredError:
+                situation.duty = None
+                return True
+            situation.duty = duty
+            self._tell_taken(facts)
+            self._tools.wake.set()
+            return True
+
+    def _is_allowed(self, invitation: Invitation, duty: d.Train) -> bool:
+        """Fetch and verify the study; decline what the site's policy or its machine forbids."""
+        tools = self._tools
+        study = self._situation.study = tools.studies.of(duty.task, duty.plan)
+        _check_same(invitation, study)
+        policy, now_ms = read_policy(tools.home.policy_file), tools.clock.now_ms()
+        objections = policy.objections(study.plan, study.layout)
+        failure = Failure.POLICY if objections else None
+        conditions = study.plan.terms(study.lock.metrics).conditions
+        if failure is None and not meets_all(own_report(tools.home), conditions):
+            objections = ["the plan's requirements are not met here"]
+            failure = Failure.REQUIREMENTS
+        if failure is not None:
+            if tools.machine.feed(p.Decline(duty, failure, now_ms)):
+                tools.tell(Event(Kind.DECLINED, f"declined: {objections[0]}", duty.round))
+            return False
+        if policy.approves(duty.task):
+            tools.machine.feed(p.Approve(duty.task, duty.plan, now_ms))
+        return True
+
+    def _wait_for_approval(self, invitation: Invitation) -> None:
+        situation, number = self._situation, invitation.duty.round
+        situation.waiting, situation.duty = invitation, None
+        text = f"round {number} waits for approval: consortium site review"
+        self._tools.tell(Event(Kind.APPROVAL, text, number, NotApprovedError.code))
+
+    def _tell_taken(self, facts: p.SiteFacts) -> None:
+        for fact in facts:
+            match fact:
+                case s.InvitationTaken():
+                    text = f"round {fact.round}: invited to train"
+                    self._tools.tell(Event(Kind.TAKEN, text, fact.round))
+                case s.InvitationDeclined():
+                    text = f"round {fact.round}: declined, this site is on hold"
+                    self._tools.tell(Event(Kind.DECLINED, text, fact.round))
+                case s.EvaluationTaken():
+                    text = f"round {fact.round}: asked to try the new model"
+                    self._tools.tell(Event(Kind.TAKEN, text, fact.round))
+                case _:
+                    pass
+
+
+def _log_keys(key: str) -> list[Verifier]:
+    """Whom this site believes about the coordinator's log."""
+    return [Verifier(SIGNER_NAME, bytes.fromhex(key))]
+
+
+def _check_same(invitation: Invitation, study: ReviewedStudy) -> None:
+    """What the invitation says of the plan must be what the plan says."""
+    plan = study.plan
+    told = (invitation.requirements, invitation.epochs, invitation.batch_size)
+    if told != (plan.selection.require, plan.training.epochs, plan.training.batch_size):
+        raise VerificationError("the invitation says otherwise than the plan that it is for")

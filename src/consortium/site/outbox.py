@@ -1,0 +1,107 @@
+"""Everything that ever left this site, read from its own log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from consortium.core import site_facts as s
+from consortium.core.ids import Digest
+from consortium.errors import UsageError
+from consortium.model import digest_of
+from consortium.site.home import SiteHome
+from consortium.site.machine import Machine
+from consortium.wire.messages import FailureNote, ScoreNote
+
+
+class Sort(Enum):
+    """What it is that leaves."""
+
+    UPDATE = "update"
+    SCORE = "score"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxEntry:
+    """One thing that was made to leave. From `at_ms` on it may have left, whether the
+    coordinator has acknowledged it or not."""
+
+    kind: Sort
+    round: int
+    digest: Digest  # of the bytes that left
+    size_bytes: int
+    at_ms: int
+    told: bool = False  # the coordinator has acknowledged it
+    cost: float | None = None  # in privacy budget; None: it was not made under a budget
+
+
+def entries(machine: Machine) -> list[OutboxEntry]:
+    """All of it, oldest first."""
+    found: dict[tuple[Sort, int], OutboxEntry] = {}
+    for _, fact in machine.facts():
+        made = _made(fact)
+        if made is not None:
+            found[made.kind, made.round] = made
+        ended = _acknowledged(fact)
+        if ended in found:
+            found[ended] = replace(found[ended], told=True)
+    return list(found.values())
+
+
+def total_bytes(found: Sequence[OutboxEntry]) -> int:
+    return sum(entry.size_bytes for entry in found)
+
+
+def update_file(home: SiteHome, machine: Machine, number: int) -> Path:
+    """The very bytes of the update of round `number`."""
+    for entry in entries(machine):
+        if entry.kind is Sort.UPDATE and entry.round == number:
+            return home.blobs.path(entry.digest)
+    raise UsageError(f"no update was made here in round {number}", hint="consortium site outbox")
+
+
+def score_body(fact: s.ScoreSpooled) -> bytes:
+    """The bytes that tell a score."""
+    note = ScoreNote(
+        model=fact.model.hex(),
+        samples=fact.samples,
+        candidate=list(fact.candidate),
+        base=list(fact.base),
+    )
+    return note.model_dump_json().encode()
+
+
+def failure_body(fact: s.WorkFailed | s.InvitationDeclined) -> bytes:
+    """The bytes that tell a failure: its code, and nothing else."""
+    return FailureNote(failure=fact.failure.name).model_dump_json().encode()
+
+
+def _made(fact: s.SiteFact) -> OutboxEntry | None:
+    match fact:
+        case s.UpdateSpooled():
+            return OutboxEntry(Sort.UPDATE, fact.round, fact.update, fact.size_bytes, fact.at_ms)
+        case s.ScoreSpooled():
+            return _note(Sort.SCORE, fact.round, score_body(fact), fact.at_ms)
+        case s.WorkFailed() | s.InvitationDeclined():
+            return _note(Sort.FAILURE, fact.round, failure_body(fact), fact.at_ms)
+        case _:
+            return None
+
+
+def _note(kind: Sort, number: int, body: bytes, at_ms: int) -> OutboxEntry:
+    return OutboxEntry(kind, number, digest_of(body), len(body), at_ms)
+
+
+def _acknowledged(fact: s.SiteFact) -> tuple[Sort, int] | None:
+    match fact:
+        case s.ReceiptKept():
+            return Sort.UPDATE, fact.round
+        case s.ScoreTold():
+            return Sort.SCORE, fact.round
+        case s.FailureTold():
+            return Sort.FAILURE, fact.round
+        case _:
+            return None

@@ -1,0 +1,153 @@
+"""What a site's own people allow, in policy.toml. Without a file: ask, and the defaults.
+
+approve = "listed"                 # "ask": somebody approves every task and plan
+tasks = ["4f0c…"]                  # task hashes that need no asking
+may_leave = ["update", "scores"]   # no weight: how many records there are stays here
+min_sites = 3
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from consortium.core.ids import Digest
+from consortium.errors import (
+    PlanError,
+    PlanFileError,
+    PlanSyntaxError,
+    PolicyError,
+    UnknownKeyError,
+    WrongTypeError,
+)
+from consortium.model import Layout
+from consortium.plan.values import Plan
+from consortium.store.files import write_durably
+from consortium.tensors import write_header
+from consortium.update.weigh import Weighting
+from consortium.wire.messages import Hex32
+
+Leaving = Literal["update", "weight", "scores"]
+_Limit = Annotated[int, Field(ge=1, lt=1 << 62)]
+_LONGEST_WEIGHT = "-1.7976931348623157e+308"  # as long as the text of a float can be
+
+
+class Policy(BaseModel):
+    """A site's own rules. They bind the agent; nobody else can change them."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    approve: Literal["ask", "listed"] = Field(
+        default="ask", description="ask for every task and plan, or not for those in `tasks`"
+    )
+    # TOML has lists only: this is where a list may stand for a tuple.
+    tasks: Annotated[tuple[Hex32, ...], Field(strict=False)] = Field(
+        default=(), description="hashes of tasks that need no asking, if approve is listed"
+    )
+    may_leave: Annotated[tuple[Leaving, ...], Field(strict=False)] = Field(
+        default=("update", "weight", "scores"),
+        description="what may leave: update; weight (made of how many training records); "
+        "scores (sums of metrics, and how many test records)",
+    )
+    max_bytes_per_round: _Limit | None = Field(
+        default=None, description="largest update, in bytes; unset: any"
+    )
+    min_sites: _Limit = Field(default=2, description="smallest quorum of a plan")
+    max_rounds: _Limit | None = Field(default=None, description="rounds of a plan; unset: any")
+
+    def approves(self, task: Digest) -> bool:
+        """Whether this task needs no asking."""
+        return self.approve == "listed" and task.hex() in self.tasks
+
+    def objections(self, plan: Plan, layout: Layout) -> list[str]:
+        """All that this policy has against a plan, in words; an empty list when it may run,
+        once somebody has approved it."""
+        return [*self._leaving(plan, layout), *self._sizes(plan)]
+
+    def check(self, plan: Plan, layout: Layout) -> None:
+        """Raise the first objection, if there is one."""
+        for objection in self.objections(plan, layout):
+            raise PolicyError(objection, hint="consortium site policy    # shows what is allowed")
+
+    def _leaving(self, plan: Plan, layout: Layout) -> list[str]:
+        found, strategy = [], plan.strategy
+        size_bytes, most = update_bytes(plan, layout), self.max_bytes_per_round
+        if "update" not in self.may_leave:
+            found.append("updates may not leave this site")
+        if most is not None and size_bytes > most:
+            found.append(f"an update has {size_bytes:,} bytes, and {most:,} may leave a round")
+        if "weight" not in self.may_leave:
+            if strategy.weighing().by is not Weighting.UNIFORM:
+                found.append("the plan weighs sites by how many records they have")
+            if strategy.is_normalised:
+                found.append("the plan asks for the number of local steps, which tells the records")
+        if "scores" not in self.may_leave and plan.evaluation.enabled:
+            found.append("the plan asks for scores, which may not leave this site")
+        return found
+
+    def _sizes(self, plan: Plan) -> list[str]:
+        found, federation = [], plan.federation
+        if federation.quorum < self.min_sites:
+            found.append(
+                f"the plan publishes what {federation.quorum} sites made; "
+                f"{self.min_sites} are the fewest here"
+            )
+        if self.max_rounds is not None and federation.rounds > self.max_rounds:
+            found.append(
+                f"the plan has {federation.rounds} rounds; {self.max_rounds} are the most here"
+            )
+        return found
+
+    def text(self) -> str:
+        """As policy.toml has it: what is not at its default."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
+
+    def write(self, path: Path) -> None:
+        write_durably(path.resolve(), self.text().encode())
+
+
+def update_bytes(plan: Plan, layout: Layout) -> int:
+    """The most bytes that the file of an update has under this plan."""
+    form = plan.strategy.form(layout)
+    header = write_header(form.specs, {"base": "0" * 64, "weight": _LONGEST_WEIGHT})
+    return len(header) + sum(spec.size_bytes for spec in form.specs)
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a file; the default one where there is none. What cannot be understood is
+    refused: then nothing runs."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return Policy()
+    except (OSError, UnicodeDecodeError):
+        raise PlanFileError(f"cannot read {path}", hint="consortium site policy") from None
+    try:
+        return parse_policy(tomllib.loads(text), path.name)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanSyntaxError(f"not TOML: {error}", where=str(path)) from None
+
+
+def parse_policy(values: dict[str, object], where: str = "") -> Policy:
+    """The policy of these values, as TOML gives them."""
+    try:
+        return Policy.model_validate(values)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_input=False)[0]
+        key = str(detail["loc"][0])
+        raise _wrong(key, detail["type"], detail["msg"], where) from None
+
+
+def _wrong(key: str, kind: str, message: str, where: str) -> PlanError:
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(key, Policy.model_fields, n=1)
+        known = f"known keys: {', '.join(Policy.model_fields)}"
+        hint = f"did you mean {close[0]}?" if close else known
+        return UnknownKeyError(f"unknown key `{key}` in a policy", hint=hint, where=where)
+    hint = f"{key}: {Policy.model_fields[key].description}"
+    return WrongTypeError(f"`{key}`: {message.removeprefix('Input ')}", hint=hint, where=where)

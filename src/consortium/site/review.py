@@ -1,0 +1,215 @@
+"""The one screen before anything runs: who asks, what would run, what leaves, what it costs.
+
+It is made from files alone: nothing of the task is executed. Whatever comes from outside is
+shown with its control characters spelt out, so that no file can hide a line of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from consortium.bundle import Bundle, unpack
+from consortium.core.ids import Digest
+from consortium.drive.inspect import inventory_text
+from consortium.drive.lock import Lock, parse_lock
+from consortium.errors import ConsortiumError, UsageError, VerificationError
+from consortium.model import Layout, digest_of
+from consortium.plan.values import Plan
+from consortium.site.home import Enrolment
+from consortium.site.policy import Policy, update_bytes
+from consortium.tasks import Inventory
+from consortium.wire.messages import StudySheet
+
+_INDENT = " " * 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewedStudy:
+    """A study whose parts belong together. Make one with `verify_study`."""
+
+    sheet: StudySheet
+    plan: Plan
+    layout: Layout
+    bundle: Bundle
+    lock: Lock
+
+    @property
+    def task_hash(self) -> Digest:
+        return self.lock.task
+
+    @property
+    def plan_digest(self) -> Digest:
+        return self.lock.plan
+
+
+def verify_study(
+    sheet: StudySheet, plan: bytes, layout: bytes, bundle: bytes, lock: bytes
+) -> ReviewedStudy:
+    """The study in these bytes. Every digest is compared and the task's hash computed again;
+    whatever does not fit raises `VerificationError`."""
+    named = {"plan": plan, "layout": layout, "bundle": bundle, "lock": lock}
+    for name, data in named.items():
+        if digest_of(data).hex() != getattr(sheet, name):
+            raise VerificationError(f"the {name} is not the one that the study names")
+    try:
+        study = ReviewedStudy(
+            sheet,
+            Plan.from_canonical(plan),
+            Layout.from_canonical(layout),
+            unpack(bundle),
+            parse_lock(lock, "the study's lock"),
+        )
+        study.plan.check()
+        study.plan.terms(study.lock.metrics)
+    except VerificationError:
+        raise
+    except ConsortiumError as error:
+        raise VerificationError(f"the study cannot be used: {error.message}") from None
+    _check_together(study)
+    return study
+
+
+def _check_together(study: ReviewedStudy) -> None:
+    lock, sheet = study.lock, study.sheet
+    entry = study.plan.task.entry
+    task = study.bundle.task_hash(study.layout, lock.entry, lock.metrics, lock.pinned)
+    for what, fits in (
+        ("the plan is not the one that was locked", lock.plan.hex() == sheet.plan),
+        ("the task is not the one that was locked", lock.task.hex() == sheet.task),
+        ("the layout is not the one that was locked", lock.layout == study.layout),
+        ("plan and lock start the task in different places", lock.entry == entry),
+        ("the task's files do not have the task's hash", task == lock.task),
+        ("the file that the task starts in is missing", _starts_in(study, entry)),
+    ):
+        if not fits:
+            raise VerificationError(what)
+
+
+def _starts_in(study: ReviewedStudy, entry: str) -> bool:
+    return entry.partition(":")[0] in {name for name, _ in study.bundle.files}
+
+
+# ---- for people ---------------------------------------------------------------------
+
+
+def review_text(
+    study: ReviewedStudy,
+    *,
+    who: Enrolment | None = None,
+    policy: Policy | None = None,
+    inventory: Inventory | None = None,
+) -> str:
+    """The screen. `inventory` is what the task itself says of its model, once it may run."""
+    parts = [
+        _who(who) if who is not None else [],
+        _task(study),
+        _plan(study),
+        _leaves(study, inventory),
+        _cost(),
+        _policy(study, policy) if policy is not None else [],
+    ]
+    return printable("\n".join(line for part in parts for line in part))
+
+
+def file_text(study: ReviewedStudy, name: str) -> str:
+    """One of the task's files, to read before it runs."""
+    for known, data in study.bundle.files:
+        if known == name:
+            return printable(data.decode(errors="backslashreplace"))
+    names = ", ".join(known for known, _ in study.bundle.files)
+    raise UsageError(f"the task has no file `{name}`", hint=f"it has: {names}")
+
+
+def printable(text: str) -> str:
+    """The text with every character spelt out that a terminal would not show as itself."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else ascii(letter)[1:-1]
+        for letter in text
+    )
+
+
+def _who(who: Enrolment) -> list[str]:
+    return [
+        f"WHO     {who.url} asks {who.name}",
+        f"{_INDENT}federation {who.federation_name} ({who.federation})",
+        f"{_INDENT}words, to compare by phone: {' '.join(who.words)}",
+    ]
+
+
+def _task(study: ReviewedStudy) -> list[str]:
+    lines = [f"TASK    {study.task_hash.hex()}", f"{_INDENT}starts in {study.lock.entry}"]
+    lines += [
+        f"{_INDENT}{sha256(data).hexdigest()}  {len(data):>9,} bytes  {name}"
+        for name, data in study.bundle.files
+    ]
+    if study.lock.pinned is not None:
+        lines.append(f"{_INDENT}on frozen layers with the digest {study.lock.pinned.hex()}")
+    return lines
+
+
+def _plan(study: ReviewedStudy) -> list[str]:
+    lines = [f"PLAN    {study.plan_digest.hex()}"]
+    return lines + _indented([*rules_in_words(study.plan), *study.plan.guarantees()])
+
+
+def rules_in_words(plan: Plan) -> list[str]:
+    """The plan's rules, in a few lines."""
+    federation, training, strategy = plan.federation, plan.training, plan.strategy
+    lines = [
+        f"up to {federation.rounds} rounds, each with {federation.quorum} sites or more, "
+        f"each at most {plan.round.duration} and {plan.round.max_extensions} extensions of "
+        f"{plan.round.extension}",
+        f"local training: {training.epochs} epochs, batches of {training.batch_size}, "
+        f"{training.optimizer} with learning rate {training.lr:g}",
+        f"strategy {strategy.name}; updates are combined by {strategy.rule}, weighed by "
+        f"{strategy.weighing().by.value}",
+    ]
+    if federation.every != "0s":
+        lines.append(f"one round every {federation.every}")
+    if strategy.clip is not None:
+        lines.append(f"an update is scaled down to norm {strategy.clip:g}")
+    if plan.personal.name != "none" or plan.personal.layers:
+        layers = ", ".join(plan.personal.layers) or "what the task marks"
+        lines.append(f"personal: {plan.personal.name}; stays here: {layers}")
+    if plan.evaluation.enabled:
+        lines.append(f"members try every new model on their test records: {plan.evaluation.metric}")
+    return lines
+
+
+def _leaves(study: ReviewedStudy, inventory: Inventory | None) -> list[str]:
+    plan, layout = study.plan, study.layout
+    most = update_bytes(plan, layout)
+    metrics = ", ".join(metric.name for metric in study.lock.metrics)
+    lines = inventory_text(inventory or Inventory(layout.specs), plan).splitlines()
+    stays = next(at for at, line in enumerate(lines) if line.startswith("STAYS"))
+    told = [f"{_INDENT}metrics that are summed: {metrics}"] if plan.evaluation.enabled else []
+    told += [
+        f"LEAVES  in all at most {most:,} bytes an update, {most * plan.federation.rounds:,} bytes "
+        f"in {plan.federation.rounds} rounds; masked: no; noised: no",
+        "LEAVES  that this site is there, what it reports of itself, the code of a failure",
+    ]
+    kept = ["STAYS   everything that is not listed under LEAVES, also what the task prints"]
+    if inventory is None:
+        kept.append("STAYS   private layers; their names are shown once the task may run")
+    return [*lines[:stays], *told, *lines[stays:], *kept]
+
+
+def _cost() -> list[str]:
+    return [
+        "COST    there is no differential privacy in this plan, so no limit on what is learnt:",
+        f"{_INDENT}an update can reveal records of this site to whoever reads it",
+    ]
+
+
+def _policy(study: ReviewedStudy, policy: Policy) -> list[str]:
+    objections = policy.objections(study.plan, study.layout)
+    if not objections:
+        told = "needs no asking" if policy.approves(study.task_hash) else "somebody must approve"
+        return [f"POLICY  nothing against it; {told}"]
+    return [f"POLICY  refuses: {objection}" for objection in objections]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"{_INDENT}{line}" for line in lines]

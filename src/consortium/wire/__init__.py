@@ -1,0 +1,1 @@
+"""What goes between coordinator, sites and operators: tokens, signatures, messages."""

@@ -1,0 +1,121 @@
+"""The outbox: everything that left, from the site's own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from consortium.core import duties as d
+from consortium.core import participant as p
+from consortium.core.facts import Failure
+from consortium.core.ids import Digest, Seat
+from consortium.drive.clock import ManualClock
+from consortium.errors import UsageError
+from consortium.model import digest_of
+from consortium.site.machine import Machine
+from consortium.site.outbox import (
+    OutboxEntry,
+    Sort,
+    entries,
+    failure_body,
+    score_body,
+    total_bytes,
+    update_file,
+)
+from consortium.store.memory import MemoryLog
+from consortium.wire.messages import FailureNote, ScoreNote, read_body
+from tests.site.homes import enrolled
+
+TASK, PLAN, BASE, MODEL, UPDATE = (Digest(bytes([number]) * 32) for number in range(5))
+
+
+@pytest.fixture
+def machine() -> Machine:
+    made = Machine(MemoryLog(), ManualClock())
+    made.feed(p.Approve(TASK, PLAN, 1))
+    return made
+
+
+def _train(machine: Machine, number: int) -> None:
+    duty = d.Train(number, Seat(1), BASE, None, PLAN, TASK, 1_000_000, is_urgent=False)
+    machine.feed(p.Asked(duty, 10 * number))
+
+
+def _acknowledged(machine: Machine) -> None:
+    work = machine.owed()
+    assert work is not None
+    machine.feed(p.Heard(work, 99))
+
+
+def _sent(machine: Machine, number: int, size: int) -> None:
+    _train(machine, number)
+    machine.feed(p.Trained(number, UPDATE, None, size, 10 * number + 1))
+    _acknowledged(machine)
+
+
+def test_a_site_that_did_nothing_sent_nothing(machine: Machine) -> None:
+    _train(machine, 1)
+    assert entries(machine) == []
+    assert total_bytes(entries(machine)) == 0
+
+
+def test_an_update_counts_from_when_it_may_leave(machine: Machine) -> None:
+    _train(machine, 1)
+    machine.feed(p.Trained(1, UPDATE, None, 700, 11))
+    assert entries(machine) == [OutboxEntry(Sort.UPDATE, 1, UPDATE, 700, 11, told=False)]
+    _acknowledged(machine)
+    assert entries(machine) == [OutboxEntry(Sort.UPDATE, 1, UPDATE, 700, 11, told=True)]
+
+
+def test_scores_and_failures_are_listed_with_the_bytes_that_tell_them(machine: Machine) -> None:
+    _sent(machine, 1, 700)
+    machine.feed(p.Asked(d.Evaluate(1, Seat(1), MODEL, BASE, 0, 1_000_000), 12))
+    machine.feed(p.Scored(1, 30, (1.5, 2.0), (1.25, 2.5), 13))
+    _acknowledged(machine)
+    machine.feed(p.Settled(1, True, 14))
+    _train(machine, 2)
+    machine.feed(p.Broke(2, Failure.DATA_QUALITY, 21))
+    found = entries(machine)
+    assert [(entry.kind, entry.round, entry.told) for entry in found] == [
+        (Sort.UPDATE, 1, True),
+        (Sort.SCORE, 1, True),
+        (Sort.FAILURE, 2, False),
+    ]
+    score = next(fact for _, fact in machine.facts() if type(fact).__name__ == "ScoreSpooled")
+    body = score_body(score)  # type: ignore[arg-type]
+    note = read_body(ScoreNote, body)
+    assert (note.samples, note.candidate, note.base) == (30, [1.5, 2.0], [1.25, 2.5])
+    assert (found[1].digest, found[1].size_bytes) == (digest_of(body), len(body))
+    assert total_bytes(found) == 700 + len(body) + found[2].size_bytes
+
+
+def test_a_failure_tells_its_code_and_nothing_else(machine: Machine) -> None:
+    machine.feed(p.HoldSite(2))
+    _train(machine, 1)
+    (found,) = entries(machine)
+    fact = next(fact for _, fact in machine.facts() if type(fact).__name__ == "InvitationDeclined")
+    body = failure_body(fact)  # type: ignore[arg-type]
+    assert read_body(FailureNote, body).failure == "POLICY"
+    assert found.size_bytes == len(body) < 30
+
+
+def test_oldest_first_over_many_rounds(machine: Machine) -> None:
+    for number in range(1, 6):
+        _sent(machine, number, number)
+        machine.feed(p.Settled(number, False, 10 * number + 2))
+    found = entries(machine)
+    assert [entry.round for entry in found] == [1, 2, 3, 4, 5]
+    assert [entry.at_ms for entry in found] == sorted(entry.at_ms for entry in found)
+    assert total_bytes(found) == 15
+
+
+def test_the_bytes_of_an_update_stay(tmp_path: Path) -> None:
+    home = enrolled(tmp_path / "home")
+    machine = Machine(home.log, ManualClock())
+    machine.feed(p.Approve(TASK, PLAN, 1))
+    _train(machine, 3)
+    machine.feed(p.Trained(3, home.blobs.put(b"the update"), None, 10, 31))
+    assert update_file(home, machine, 3).read_bytes() == b"the update"
+    with pytest.raises(UsageError):
+        update_file(home, machine, 2)

@@ -1,0 +1,190 @@
+"""The screen before anything runs, and the proof that its parts belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+
+from consortium.bundle import Bundle
+from consortium.core.ids import Digest
+from consortium.drive.lock import make_lock
+from consortium.drive.study import load_study
+from consortium.errors import UsageError, VerificationError
+from consortium.model import digest_of
+from consortium.plan.values import Plan
+from consortium.site.policy import Policy
+from consortium.site.review import ReviewedStudy, file_text, printable, review_text, verify_study
+from consortium.tasks import Inventory
+from consortium.tensors import TensorSpec
+from consortium.wire.messages import StudySheet
+from tests.site.homes import SEED, WHO, written
+
+Parts = dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    folder = tmp_path_factory.mktemp("study") / "study"
+    study = load_study(written(folder))
+    lock, _ = make_lock(study, SEED)
+    bundle = Bundle((("task.py", (folder / "task.py").read_bytes()),))
+    return {
+        "plan": study.plan.canonical(),
+        "layout": lock.layout.canonical(),
+        "bundle": bundle.pack(),
+        "lock": lock.text().encode(),
+        "task": lock.task,
+    }
+
+
+def _verified(parts: Parts) -> ReviewedStudy:
+    given = {name: digest_of(data).hex() for name, data in parts.items() if name != "task"}
+    sheet = StudySheet(task=parts["task"].hex(), **given)
+    return verify_study(sheet, parts["plan"], parts["layout"], parts["bundle"], parts["lock"])
+
+
+def test_a_study_whose_parts_fit_is_taken(parts: Parts) -> None:
+    study = _verified(parts)
+    assert study.task_hash == parts["task"]
+    assert study.plan_digest == study.plan.digest == digest_of(parts["plan"])
+
+
+def test_bytes_with_another_digest_than_the_sheet_says_are_refused(parts: Parts) -> None:
+    sheet = _verified(parts).sheet
+    for name in ("plan", "layout", "bundle", "lock"):
+        changed = parts | {name: parts[name] + b"\n"}
+        with pytest.raises(VerificationError, match=f"the {name} is not"):
+            verify_study(
+                sheet, changed["plan"], changed["layout"], changed["bundle"], changed["lock"]
+            )
+
+
+def _other_file(parts: Parts) -> Parts:
+    return parts | {"bundle": Bundle((("task.py", b"import os\n"),)).pack()}
+
+
+def _other_task(parts: Parts) -> Parts:
+    return parts | {"task": b"\0" * 32}
+
+
+def _other_plan(parts: Parts) -> Parts:
+    plan = Plan.from_canonical(parts["plan"])
+    training = plan.training.model_copy(update={"epochs": 99})
+    return parts | {"plan": plan.model_copy(update={"training": training}).canonical()}
+
+
+def _other_layout(parts: Parts) -> Parts:
+    return parts | {"layout": parts["layout"].replace(b" 6 ", b" 7 ")}
+
+
+def _other_entry(parts: Parts) -> Parts:
+    return parts | {"lock": parts["lock"].replace(b"task.py:study", b"task.py:other")}
+
+
+def _other_metric(parts: Parts) -> Parts:
+    return parts | {"lock": parts["lock"].replace(b"accuracy", b"precision")}
+
+
+def _no_lock(parts: Parts) -> Parts:
+    return parts | {"lock": b"version = 1\n"}
+
+
+def _no_plan(parts: Parts) -> Parts:
+    return parts | {"plan": b"{}"}
+
+
+def _no_bundle(parts: Parts) -> Parts:
+    return parts | {"bundle": b"#!/bin/sh\n"}
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _other_file,
+        _other_task,
+        _other_plan,
+        _other_layout,
+        _other_entry,
+        _other_metric,
+        _no_lock,
+        _no_plan,
+        _no_bundle,
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    parts: Parts, harm: Callable[[Parts], Parts]
+) -> None:
+    changed = harm(parts)
+    assert changed != parts
+    with pytest.raises(VerificationError) as caught:
+        _verified(changed)
+    assert caught.value.exit_code == 7
+
+
+# ---- the screen ---------------------------------------------------------------------
+
+
+def test_the_screen_says_who_asks_for_what_and_what_it_costs(parts: Parts) -> None:
+    study = _verified(parts)
+    text = review_text(study, who=WHO, policy=Policy())
+    heads = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+    order = ["WHO", "TASK", "PLAN", "LEAVES", "STAYS", "COST", "POLICY"]
+    assert list(dict.fromkeys(sorted(heads, key=order.index))) == order
+    ((_, source),) = study.bundle.files
+    for part in (
+        WHO.url,
+        "amber lynx seven",
+        study.task_hash.hex(),
+        study.plan_digest.hex(),
+        sha256(source).hexdigest(),
+        "task.py:study",
+        "weights",
+        "masked: no; noised: no",
+        "there is no differential privacy in this plan",
+        "an update can reveal records",
+        "nothing against it; somebody must approve",
+        *study.plan.guarantees(),
+    ):
+        assert part in text, part
+
+
+def test_objections_of_the_policy_are_on_the_screen(parts: Parts) -> None:
+    text = review_text(_verified(parts), policy=Policy(min_sites=9))
+    assert "POLICY  refuses: the plan publishes what 3 sites made" in text
+
+
+def test_what_is_private_is_named_once_the_task_may_run(parts: Parts) -> None:
+    study = _verified(parts)
+    hidden = TensorSpec("adapter.weight", (4, 3))
+    assert "adapter" not in review_text(study)
+    text = review_text(study, inventory=Inventory(study.layout.specs, (hidden,)))
+    assert "adapter.weight" in text and "shown once the task may run" not in text
+
+
+def test_a_file_can_be_read_before_it_runs(parts: Parts) -> None:
+    study = _verified(parts)
+    assert file_text(study, "task.py").encode() == study.bundle.files[0][1]
+    with pytest.raises(UsageError):
+        file_text(study, "../task.py")
+
+
+def test_no_file_can_hide_a_line_of_itself(parts: Parts) -> None:
+    study = _verified(parts)
+    sly = b"ok()\x1b[2K\rsteal()  # \xe2\x80\xae fine \xff\n\tdone\n"
+    shown = file_text(replace(study, bundle=Bundle((("task.py", sly),))), "task.py")
+    assert shown == "ok()\\x1b[2K\\rsteal()  # \\u202e fine \\xff\n\tdone\n"
+    assert printable("plain ü\n") == "plain ü\n"
+
+
+def test_what_the_coordinator_says_cannot_paint_the_screen(parts: Parts) -> None:
+    who = WHO.model_copy(update={"federation_name": "x\x1b[2J"})
+    assert "\x1b" not in review_text(_verified(parts), who=who)
+
+
+def test_frozen_layers_are_shown_by_their_digest(parts: Parts) -> None:
+    study = _verified(parts)
+    lock = replace(study.lock, pinned=Digest(b"\3" * 32))
+    assert "03" * 32 in review_text(replace(study, lock=lock))
