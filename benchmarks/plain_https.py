@@ -128,9 +128,7 @@ def serve(folder: Path) -> None:
 
 def play(folder: Path, port: int) -> None:
     context = ssl.create_default_context(cafile=str(folder / _AUTHORITY))
-    connection = http.client.HTTPSConnection(
-        "localhost", port, context=context, blocksize=PIECE
-    )
+    connection = http.client.HTTPSConnection("localhost", port, context=context, blocksize=PIECE)
     connection.connect()
     print("ready", flush=True)
     mine = folder / f"{os.getpid()}.model"

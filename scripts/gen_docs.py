@@ -90,6 +90,7 @@ CAUSES: dict[type[Any], str] = {
     s.RoundLeft: "TurnedAway",
     s.CheckpointWitnessed: "Shown",
     s.RoundSettled: "Settled",
+    s.ReportSpooled: "Describe",
 }
 
 

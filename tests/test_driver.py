@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -85,8 +87,72 @@ class AlwaysBeaten(MemoryLog):
 
 
 def test_endless_conflicts_end_in_an_error() -> None:
+    driver = Driver(AlwaysBeaten(), "one", ManualClock(), jitter=lambda: 0.0)
     with pytest.raises(InternalError, match="others were faster"):
-        Driver(AlwaysBeaten(), "one", ManualClock()).feed(i.Found("x", 0))
+        driver.feed(i.Found("x", 0))
+
+
+class BeatenThrice(MemoryLog):
+    attempts = 0
+
+    def append(self, stream: str, expected: int, records: Sequence[bytes]) -> int:
+        self.attempts += 1
+        if self.attempts < 4:
+            raise ConflictError("somebody else was first")
+        return super().append(stream, expected, records)
+
+
+def test_who_loses_one_race_tries_at_once_and_who_loses_more_waits_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    draws = iter([0.25, 1.0])
+    driver = Driver(BeatenThrice(), "one", ManualClock(), jitter=lambda: next(draws))
+    assert driver.feed(i.Found("one", 0))
+    assert pauses == [0.001, 0.004]
+
+
+# ---- several threads ----------------------------------------------------------------
+
+
+class Slow:
+    """Hands that draw only when somebody else has been heard meanwhile."""
+
+    def __init__(self) -> None:
+        self.begun, self.heard = threading.Event(), threading.Event()
+
+    def perform(self, duty: d.Duty) -> i.Input:
+        assert isinstance(duty, d.Draw)
+        self.begun.set()
+        assert self.heard.wait(10), "the lock was held while a duty was performed"
+        return i.Drawn(duty.round, bytes(32), 0)
+
+
+def test_inputs_are_taken_while_a_duty_is_performed() -> None:
+    driver, hands = federation(MemoryLog(), ManualClock()), Slow()
+    driver.feed(i.OpenRound(0))
+    worker = threading.Thread(target=driver.work, args=(hands,))
+    worker.start()
+    assert hands.begun.wait(10)
+    assert driver.feed(i.AdmitCohort(2, 1))
+    assert driver.wakes_at_ms() is None
+    hands.heard.set()
+    worker.join()
+    assert driver.state.round is not None and driver.state.round.step is Step.TRAINING
+
+
+def test_whoever_holds_the_lock_sees_a_state_that_stands_still() -> None:
+    driver = federation(MemoryLog(), ManualClock())
+    others = [threading.Thread(target=driver.feed, args=(i.AdmitCohort(1, 1),)) for _ in range(8)]
+    with driver.lock:
+        for thread in others:
+            thread.start()
+        others[0].join(0.05)
+        assert (driver.position, len(driver.state.roster)) == (4, 3)
+    for thread in others:
+        thread.join()
+    assert (driver.position, len(driver.state.roster)) == (12, 11)
 
 
 def test_recovery_is_folding_the_log() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +21,12 @@ from consortium.drive.simulate import Options, simulate
 from consortium.model import Form, Update, digest_of, plain_form, save_update
 from consortium.plan import parse_plan
 from consortium.tasks import Site, Trained
+from tests import memory_round
 from tests.studies import TASK, sites
 
 EVERYBODY = "[selection]\nfraction = 1.0\n[evaluation]\ngate = false\n[federation]\nrounds = "
 MEGABYTE = 1 << 20
+ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
@@ -62,6 +66,22 @@ def test_large_sums_of_blocks_are_not_all_held(
         read = [float(source.values[5:6][0]) for source in sources]
     assert read == [rank + 1.0 for rank in range(24)]
     assert peak[0] < 8 * MEGABYTE
+
+
+def growth(folder: Path, count: int) -> float:
+    """By how much a coordinator's process grows in a round, in MB: see `tests.memory_round`."""
+    command = [sys.executable, "-m", "tests.memory_round", str(folder), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    return int(done.stdout) / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
+def test_a_round_of_64_sites_needs_less_than_one_model_as_does_one_of_8(tmp_path: Path) -> None:
+    memory_round.store(tmp_path, 64)
+    few, many = growth(tmp_path, 8), growth(tmp_path, 64)
+    # Promised: two models of 20 MB, and 20 MB between the two. Measured: 6 MB, over two threads.
+    assert few < 20 and many < 20
+    assert abs(many - few) < 10
 
 
 def test_what_members_keep_is_not_all_held_while_they_are_asked(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from consortium.aggregate import columns
 from consortium.aggregate.columns import CHUNK
 from consortium.checks import Expected, Findings, check_update, measure
-from consortium.core.facts import Fault
+from consortium.core import duties as d
+from consortium.core import inputs as i
+from consortium.core.facts import Fault, RoundEnd
+from consortium.drive import rows
+from consortium.drive.clock import ManualClock
+from consortium.drive.hands import CoordinatorHands
 from consortium.errors import (
     CorruptBlobError,
     FormatError,
@@ -32,7 +39,7 @@ from consortium.model import (
     save_model,
     save_update,
 )
-from consortium.plan.strategy import TAU, VARIATE
+from consortium.plan.strategy import TAU, VARIATE, StrategySection
 from consortium.store.files import FileBlobs
 from consortium.store.memory import MemoryBlobs
 from consortium.stored import ModelSink, check_model, open_model, open_tensors, open_update
@@ -85,7 +92,7 @@ def test_a_model_written_by_columns_has_the_bytes_of_the_saved_one(
     blobs = MemoryBlobs()
     with blobs.writer() as writer:
         sink = ModelSink(writer, layout)
-        for lo, hi in reversed(list(zip(edges, edges[1:], strict=False))):
+        for lo, hi in reversed(list(pairwise(edges))):
             sink.put(lo, wide[lo:hi])
         digest = sink.finish()
     assert blobs.get(digest) == save_model(layout, wide.astype(layout.dtype))
@@ -103,8 +110,9 @@ def test_a_number_that_the_tensors_type_cannot_hold_is_refused(column: int) -> N
     values = np.zeros(MIXED.size)
     values[column] = 1e39
     with np.errstate(over="ignore"), MemoryBlobs().writer() as writer:
+        sink = ModelSink(writer, MIXED)
         with pytest.raises(ModelFileError, match="finite"):
-            ModelSink(writer, MIXED).put(0, values)
+            sink.put(0, values)
 
 
 def test_a_model_is_checked_where_it_lies(tmp_path: Path) -> None:
@@ -142,6 +150,62 @@ def test_a_long_header_is_read_and_one_without_end_is_not() -> None:
     endless = (MAX_HEADER_BYTES + 1).to_bytes(8, "little") + bytes(MAX_HEADER_BYTES + 1)
     with pytest.raises(ModelFileError, match="header"):
         open_model(blobs, layout, blobs.put(endless))
+
+
+# ---- sums ---------------------------------------------------------------------------
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedadam": {"name": "fedadam"},
+    "scaffold with momentum": {"name": "scaffold", "server": "momentum"},
+    "fednova with variates": {"name": "fednova", "variates": True},
+    "median": {"rule": "median"},
+    "krum": {"rule": "krum", "hostile": 0.1},
+}
+
+
+def sums(blobs: Any, settings: dict[str, Any]) -> list[Any]:
+    """Two rounds: a sum of single updates and, if the rule takes them, of a block's sum too."""
+    strategy, rng = StrategySection(**settings), np.random.default_rng(5)
+    hands = CoordinatorHands(MIXED, strategy, blobs, ManualClock(), lambda _: bytes(32))
+    base, state = blobs.put(save_model(MIXED, numbers(MIXED, 1))), None
+    form = hands.form
+    summed = Form(form.vectors, FLOAT64)
+    found: list[Any] = []
+    for number in (1, 2):
+        sent = [rng.normal(size=form.size).astype(form.dtype) for _ in range(6)]
+        digests = [blobs.put(save_update(Update(row, 3.0, base), form)) for row in sent]
+        wide = blobs.put(save_update(Update(rng.normal(size=form.size), 7.0, base), summed))
+        partials = () if strategy.needs_rows else ((64, 7.0, wide),)
+        ranked = tuple(enumerate(digests))
+        done = hands.perform(d.Aggregate(number, 6, 9, base, state, ranked, partials))
+        assert isinstance(done, i.Summed)
+        base, state = done.model, done.server_state
+        found.append(done)
+    return found
+
+
+@pytest.mark.parametrize("settings", STRATEGIES.values(), ids=STRATEGIES)
+def test_what_is_read_by_columns_gives_the_model_of_what_is_held(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = sums(MemoryBlobs(), settings)
+    monkeypatch.setattr(rows, "_KEPT_BYTES", -1)
+    monkeypatch.setattr(columns, "CHUNK", 4)
+    assert sums(FileBlobs(tmp_path / "blobs"), settings) == held
+
+
+def test_a_sum_that_is_not_finite_leaves_no_model_behind(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    hands = CoordinatorHands(MIXED, StrategySection(), blobs, ManualClock(), lambda _: bytes(32))
+    base = blobs.put(save_model(MIXED, numbers(MIXED, 1)))
+    large = np.full(MIXED.size, 1e5, np.float32)  # too large for float16 only
+    update = blobs.put(save_update(Update(large, 1.0, base), hands.form))
+    before = list(blobs.digests())
+    done = hands.perform(d.Aggregate(1, 1, 1, base, None, ((0, update),), ()))
+    assert isinstance(done, i.NotSummed) and done.reason is RoundEnd.NOT_FINITE
+    assert list(blobs.digests()) == before
+    assert list((tmp_path / "blobs" / "incoming").iterdir()) == []
 
 
 # ---- updates ------------------------------------------------------------------------

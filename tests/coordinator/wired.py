@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import http.client
 import json
+import shutil
 import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,14 @@ from consortium.wire.token import read_token
 
 SIZE = 300_000  # numbers of the model: 1.2 MB
 FEDERATION = "counting"
+
+
+@cache
+def study(*, is_judged: bool = False) -> Path:
+    """The plan file of a locked study for three sites, made once in a test run."""
+    folder = Path(tempfile.mkdtemp(prefix="study-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_study(folder / "study", is_judged=is_judged)
 
 
 def write_study(folder: Path, *, sites: int = 3, is_judged: bool = False, size: int = SIZE) -> Path:
@@ -132,6 +144,12 @@ class Wired:
         self.sites.append(site)
         return site
 
+    def in_training(self) -> list[Site]:
+        """Three sites that are invited to round 1."""
+        sites = [self.enrol(f"site-{number}") for number in range(3)]
+        until(lambda: sites[2].ask().json["invitation"] is not None)
+        return sites
+
     def close(self) -> None:
         for site in self.sites:
             site.hang_up()
@@ -196,8 +214,7 @@ class Site:
         """This site's update of the round."""
         invited = self.invitation()
         assert invited["round"] == round
-        step = np.zeros(SIZE, np.float32)
-        step[invited["seat"] - 1] = 1.0
+        step = np.random.default_rng(invited["seat"]).random(SIZE, np.float32)
         return save_update(Update(step, 1.0, Digest(bytes.fromhex(invited["base"]))))
 
     def upload(self, data: bytes, start: int = 0, chunk: int = 1 << 20) -> Answered:
@@ -226,27 +243,17 @@ def exchange(
     return Answered(response.status, told, response.read())
 
 
-def tampered(headers: dict[str, str], name: str, value: str) -> dict[str, str]:
-    """The headers with another value under one of them."""
-    assert name in headers
-    return headers | {name: value}
-
-
 def flipped(signature: str) -> str:
     raw = bytearray(base64.b64decode(signature))
     raw[5] ^= 1
     return base64.b64encode(raw).decode()
 
 
-def other(line: RequestLine, **changes: Any) -> RequestLine:
-    return replace(line, **changes)
-
-
 @contextmanager
-def wire(folder: Path, plan: Path) -> Iterator[Wired]:
+def wire(folder: Path, *, is_judged: bool = False) -> Iterator[Wired]:
     """A coordinator that runs in this process until the block ends."""
     office = Office(folder / "data", SystemClock(), url="https://127.0.0.1:1")
-    office.host(plan)
+    office.host(study(is_judged=is_judged))
     troubles: list[Exception] = []
     office.start(troubles.append)
     is_ready = threading.Event()

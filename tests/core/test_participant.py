@@ -156,6 +156,23 @@ def test_no_round_is_begun_before_the_end_of_the_last_one_is_known() -> None:
     assert site.give(p.Settled(2, True, NOW)) == ()
 
 
+def test_round_that_keeps_nothing_leaves_what_was_kept_before() -> None:
+    site = sending()
+    site.give(p.Settled(1, True, NOW))
+    site.give(p.Asked(replace(TRAIN, round=2), NOW))
+    site.give(p.Trained(2, digest("update 2"), None, 64, NOW))
+    site.give(p.Settled(2, True, NOW))
+    assert site.state.private_state == digest("private")
+
+
+def test_what_a_site_says_of_itself_is_written_when_it_is_news() -> None:
+    site = Site()
+    assert len(site.give(p.Describe((("cpus", 2),), NOW))) == 1
+    assert site.give(p.Describe((("cpus", 2),), NOW)) == ()
+    assert len(site.give(p.Describe((("cpus", 2.0),), NOW))) == 1
+    assert site.state.report == (("cpus", 2.0),)
+
+
 def test_policy_declines_a_round_once_and_with_a_code() -> None:
     site = approved()
     assert len(site.give(p.Decline(TRAIN, Failure.POLICY, NOW))) == 1

@@ -139,7 +139,7 @@ def test_every_round_fact_has_a_place_in_the_table() -> None:
     assert {kind for _, kind in ROUND} == set(ROUND_FACTS) - {f.RoundOpened}
     moves = {kind for _, kind in PARTICIPANT}
     free = {s.TaskApproved, s.ApprovalWithdrawn, s.SiteHeld, s.SiteResumed}
-    free |= {s.CheckpointWitnessed, s.RoundSettled}
+    free |= {s.CheckpointWitnessed, s.RoundSettled, s.ReportSpooled}
     assert moves == set(get_args(s.SiteFact)) - free
 
 

@@ -130,7 +130,7 @@ class Process:
         self.running.send_signal(signal.SIGTERM)
         return self.running.wait(seconds)
 
-    def wait(self, seconds: float = 40.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         assert self.running is not None
         return self.running.wait(seconds)
 
@@ -233,8 +233,7 @@ class Small:
         data, home = self.folder / f"{name}.csv", self.folder / name
         data.write_text("x\n1\n")
         joined = join(read_token(token), home, data=data, clock=SystemClock(), seed=7)
-        if is_approved:
-            _approve(joined.home)
+        _look_at_study(joined.home, is_approved=is_approved)
         arguments = [sys.executable, "-m", "consortium", "--json", "agent", "--home", str(home)]
         agent = Process([*arguments, *options], self.folder / f"{name}.log")
         self.sites[name] = Site(name, home, data, agent)
@@ -252,13 +251,14 @@ class Small:
         return target
 
 
-def _approve(home: SiteHome) -> None:
+def _look_at_study(home: SiteHome, *, is_approved: bool) -> None:
     clock = SystemClock()
     client = connect(home, clock)
     study = Studies(home, client, Transfer(client, home.blobs, home.path / "incoming")).fetch()
     client.close()
     machine = Machine(home.log, clock)
-    machine.feed(Approve(study.task_hash, study.plan_digest, clock.now_ms()))
+    if is_approved:
+        machine.feed(Approve(study.task_hash, study.plan_digest, clock.now_ms()))
     home.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from consortium.bundle import make_bundle
 from consortium.cli.init import write_study
 from consortium.core.ids import Digest, Seat
-from consortium.drive.engine import LoopEngine, SimulatedSite, begin
+from consortium.drive.engine import LoopEngine, begin
 from consortium.drive.lock import Lock, make_lock
 from consortium.drive.study import Study, load_study
 from consortium.model import Update, Vector, save_update
@@ -21,6 +21,7 @@ from consortium.update.stage import Rows
 from consortium.wire.messages import StudySheet
 
 SEED = 7
+SEAT = Seat(2)  # of north, in a simulation
 NAMES = ("east", "north", "south")
 WHO = Enrolment(
     name="north",
@@ -68,14 +69,25 @@ def enrolled(path: Path, **changes: object) -> SiteHome:
     return home
 
 
-def written(folder: Path, kind: str = "numpy", plan: str = "", task: str | None = None) -> Path:
-    """A study's folder; the plan's file."""
+def written(
+    folder: Path,
+    kind: str = "numpy",
+    *,
+    plan: str = "",
+    task: str | None = None,
+    more: str | None = None,
+) -> Path:
+    """A study's folder; the plan's file. `more` is a second file of the task, more.py."""
     rng, rule = np.random.default_rng(0), np.array([1.2, -0.8, 0.5, 0.0, 0.9, -0.4])
     tables: dict[str, Any] = {}
     for number, name in enumerate(NAMES):
         features = rng.normal(size=(40 + 8 * number, len(rule)))
         tables[name] = np.column_stack([features, features @ rule > 0])
-    write_study(folder, tables, {}, kind=kind)
+    entry = 'entry = "task.py:study"'
+    changes = {} if more is None else {entry: f'{entry}\nfiles = ["more.py"]'}
+    write_study(folder, tables, changes, kind=kind)
+    if more is not None:
+        (folder / "more.py").write_text(more)
     if task is not None:
         (folder / "task.py").write_text(task)
     with (folder / "consortium.toml").open("a") as file:
@@ -90,9 +102,10 @@ def lab(
     seed: int | None = SEED,
     plan: str = "",
     task: str | None = None,
+    more: str | None = None,
 ) -> Lab:
     """A study of three sites at the home of `north`, which has seat 2 in a simulation."""
-    plan_file = written(path / "study", kind, plan, task)
+    plan_file = written(path / "study", kind, plan=plan, task=task, more=more)
     study = load_study(plan_file)
     lock, model = make_lock(study, SEED)
     data = path / "study" / "data" / "north.csv"
@@ -112,7 +125,3 @@ def reviewed_study(home: SiteHome, study: Study, lock: Lock, folder: Path) -> Re
     stored = {name: home.blobs.put(data).hex() for name, data in parts.items()}
     sheet = StudySheet(task=lock.task.hex(), **stored)
     return verify_study(sheet, *parts.values())
-
-
-SEAT = Seat(2)
-SITE = SimulatedSite("north", None)

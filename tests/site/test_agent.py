@@ -145,8 +145,8 @@ def test_site_waits_for_approval_and_takes_the_same_round(
 ) -> None:
     small = found(tmp_path, rounds=1)
     made.append(small)
-    sites = [*three(small)[:2], small.add("four", is_approved=False, options=FINISH)]
-    small.sites["three"].agent.start()
+    sites = [small.add(name, options=FINISH) for name in ("one", "two")]
+    sites.append(small.add("late", is_approved=False, options=FINISH))
     for site in sites:
         site.agent.start()
     late = sites[2]
@@ -181,7 +181,7 @@ def test_policy_declines_with_its_code(tmp_path: Path, made: list[Small]) -> Non
 def test_coordinator_from_an_old_backup_is_refused_until_it_is_mended(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small = found(tmp_path, rounds=3)
+    small = found(tmp_path, duration="120s")
     made.append(small)
     sites = three(small)
     small.coordinator.end()

@@ -153,6 +153,42 @@ def test_variates_of_server_and_site_are_used(tmp_path: Path) -> None:
             made.home.settle(number, is_counted=True)
 
 
+DRAWING = """
+import numpy as np
+import consortium as co
+import more
+
+def start(rng):
+    return {"w": np.zeros(6, np.float32)}
+
+def evaluate(site, shared):
+    return {"loss": site.round + float(site.rng.random()), "accuracy": 0.5}, 3
+
+@co.numpy_task(start=start, evaluate=evaluate, metrics=["loss", "accuracy"])
+def study(site, shared):
+    return more.moved(shared, site.rng), 3
+"""
+MORE = """
+def moved(shared, rng):
+    return {"w": shared["w"] + rng.normal(size=6).astype("f4")}
+"""
+
+
+def test_a_model_is_tried_with_the_draws_of_the_round_that_made_it(tmp_path: Path) -> None:
+    _same_as_simulated(lab(tmp_path, task=DRAWING, more=MORE))
+
+
+def test_the_tasks_folder_has_the_tasks_files_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    made = lab(tmp_path, task=DRAWING, more=MORE)
+    with workshop(made) as shop:
+        shop.train(1, SEAT, made.first)
+    folder = made.home.path / "tasks" / made.lock.task.hex()
+    assert sorted(path.name for path in folder.rglob("*")) == ["more.py", "task.py"]
+
+
 def test_without_a_seed_nobody_can_foresee_an_update(tmp_path: Path) -> None:
     made = lab(tmp_path, seed=None)
     with workshop(made) as shop:
@@ -200,6 +236,7 @@ def test_a_numpy_task_does_not_load_torch(tmp_path: Path) -> None:
 
 TROUBLE = """
 import os
+import re
 import subprocess
 import sys
 import time
@@ -232,6 +269,9 @@ def act(site):
         raise TooFewRecordsError("2 records")
     if word == "print":
         print("x" * 100_000)
+    if word == "spin":  # nothing else in this process gets a turn
+        site.data.with_name("pids").write_text(f"{os.getpid()} 0")
+        re.match("(a+)+$", "a" * 60 + "b")
     if word == "sleep":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         site.data.with_name("pids").write_text(f"{os.getpid()} {child.pid}")
@@ -341,16 +381,28 @@ def test_what_the_task_prints_is_kept_up_to_a_limit(
     assert len(sizes) == 2 and 100_000 < sum(sizes) < 550_000
 
 
-def test_a_process_that_is_killed_is_replaced(trouble: Trouble) -> None:
+def test_a_process_that_is_killed_at_work_is_replaced_for_the_next(trouble: Trouble) -> None:
+    made, shop, order = trouble
+    order("sleep")
+    killer = threading.Thread(target=lambda: os.kill(_pids(made)[0], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(InternalError, match="signal 9") as caught:
+        shop.train(1, SEAT, made.first)
+    killer.join()
+    assert failure_of(caught.value) is Failure.RESOURCES
+    order("fine")
+    assert shop.train(2, SEAT, made.first).records == 4
+
+
+def test_a_process_that_died_between_rounds_is_replaced_without_a_word(trouble: Trouble) -> None:
     made, shop, order = trouble
     order("fine")
     shop.train(1, SEAT, made.first)
     first = shop.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(InternalError, match="signal 9") as caught:
-        shop.train(2, SEAT, made.first)
-    assert failure_of(caught.value) is Failure.RESOURCES
+    _until(lambda: not Path(f"/proc/{first}").exists())
+    time.sleep(0.2)  # its end is noticed a moment later
     assert shop.train(2, SEAT, made.first).records == 4
     assert shop.pid != first
 
@@ -405,9 +457,10 @@ Workshop(home, study).train(1, 2, Digest(bytes.fromhex(sys.argv[3])))
 """
 
 
-def test_the_process_ends_with_its_parent(trouble: Trouble) -> None:
+@pytest.mark.parametrize("word", ["sleep", "spin"])
+def test_the_process_ends_with_its_parent(trouble: Trouble, word: str) -> None:
     made, _, order = trouble
-    order("sleep")
+    order(word)
     sheet = made.reviewed.sheet.model_dump_json()
     command = [sys.executable, "-c", _ALONE, str(made.home.path), sheet, made.first.hex()]
     with subprocess.Popen(command, cwd=ROOT) as agent:
@@ -416,8 +469,10 @@ def test_the_process_ends_with_its_parent(trouble: Trouble) -> None:
         agent.kill()
     try:
         _until(lambda: not _is_running(pid))
-    finally:
-        os.kill(grandchild, signal.SIGKILL)  # it is the task's own, and nobody ended it
+    finally:  # what the task started is its own, and nobody ended it
+        for left in (pid, grandchild):
+            if left and _is_running(left):
+                os.kill(left, signal.SIGKILL)
 
 
 def test_a_task_that_cannot_be_loaded_says_what_the_site_lacks(tmp_path: Path) -> None:

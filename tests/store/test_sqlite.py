@@ -280,10 +280,14 @@ def test_a_blob_that_cannot_be_written_in_parts_leaves_nothing_behind(
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def write() -> None:
+        with blobs.writer() as writer:
+            writer.write_at(0, b"some bytes")
+            writer.finish()
+
     monkeypatch.setattr(files.os, call, fail)
-    with pytest.raises(StoreFailedError, match="No space"), blobs.writer() as writer:
-        writer.write_at(0, b"some bytes")
-        writer.finish()
+    with pytest.raises(StoreFailedError, match="No space"):
+        write()
     assert not blobs.has(digest_of(b"some bytes"))
     assert left_in(tmp_path / "blobs") == []
 

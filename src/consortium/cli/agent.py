@@ -38,6 +38,9 @@ def agent(
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Other records than when it joined.")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The coordinator's new address, if it moved.")
+    ] = None,
     report: Reports = None,
     until_finished: UntilFinished = False,
 ) -> None:
@@ -50,6 +53,8 @@ def agent(
     if data is not None:
         check_data(data)
         found.change(data=data)
+    if url is not None:
+        found.change(url=url)
     if report:
         add_to_report(found, report)
     run_agent(found, until_finished=until_finished)

@@ -20,21 +20,23 @@ class AgentVoice:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self._is_shown = sys.stderr.isatty() and not Voice.json
         self._lock = threading.Lock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
+            TextColumn("{task.fields[amount]}"),
             console=Console(stderr=True),
             transient=True,
             redirect_stdout=False,  # rich would send our data to stderr
             redirect_stderr=False,
             disable=not self._is_shown,
         )
-        self._task = self._bar.add_task("", visible=False)
+        # One that fills, one that only moves: rich cannot make the first of them the second.
+        self._filling = self._bar.add_task("", visible=False, amount="")
+        self._moving = self._bar.add_task("", visible=False, amount="", total=None)
 
     def __enter__(self) -> AgentVoice:
         self._bar.start()
@@ -51,7 +53,7 @@ class AgentVoice:
     def event(self, event: Event) -> None:
         """Tell that something happened."""
         with self._lock:
-            self._bar.update(self._task, visible=False)
+            self._hide()
             if Voice.json:
                 print(json.dumps({"at": time.time(), **event.told()}), file=sys.stderr, flush=True)
                 return
@@ -65,15 +67,26 @@ class AgentVoice:
         """Show how far something is; `total` 0: nobody knows."""
         if not self._is_shown:
             return
+        from consortium.cli.words import size
+
         with self._lock:
-            is_over = 0 < total <= done
-            self._bar.update(
-                self._task,
-                description=what,
-                completed=done,
-                total=total or None,
-                visible=not is_over,
-            )
+            self._hide()
+            if total == 0:
+                self._bar.update(self._moving, description=what, visible=True)
+            elif done < total:
+                amount = f"{size(done)} of {size(total)}"
+                self._bar.update(
+                    self._filling,
+                    description=what,
+                    completed=done,
+                    total=total,
+                    amount=amount,
+                    visible=True,
+                )
+
+    def _hide(self) -> None:
+        for task in (self._filling, self._moving):
+            self._bar.update(task, visible=False)
 
 
 def _text(event: Event) -> str:

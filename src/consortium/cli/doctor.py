@@ -27,7 +27,11 @@ def doctor(
     ] = None,
     home: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A site's folder. Default: ./site, if it is there."),
+        typer.Option(
+            metavar="DIR",
+            envvar="CONSORTIUM_HOME",
+            help="A site's folder. Default: ./site, if it is there.",
+        ),
     ] = None,
 ) -> None:
     """Look at reachability, clock, disk, certificates and files; exit 1 if anything fails."""

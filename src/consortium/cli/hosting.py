@@ -56,6 +56,10 @@ class Address:
     port: int
     names: tuple[str, ...] = ()
 
+    def here(self, port: int) -> str:
+        """Where this machine's own operator reaches it, whatever sites call it."""
+        return _url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)
+
     def url(self, plans: Sequence[Path], port: int) -> str:
         """What join tokens carry: the plan's `server`, else the first name, else the host."""
         told = _server_of(plans)
@@ -66,7 +70,11 @@ class Address:
             host = self.names[0]
         elif host in _EVERYWHERE:
             host = socket.gethostname()
-        return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        return _url(host, port)
+
+    def is_guessed(self, plans: Sequence[Path]) -> bool:
+        """Whether nobody has said by which name sites reach it."""
+        return self.host in _EVERYWHERE and not self.names and _server_of(plans) is None
 
     def certified(self, plans: Sequence[Path]) -> tuple[str, ...]:
         """The names in the server's certificate."""
@@ -74,6 +82,10 @@ class Address:
         own = (machine,) if _HOST_NAME.fullmatch(machine) else ()
         wanted = (*self.names, *names_of(self.host, _server_of(plans) or ""), *own)
         return tuple(dict.fromkeys(wanted))
+
+
+def _url(host: str, port: int) -> str:
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _server_of(plans: Sequence[Path]) -> str | None:
@@ -91,8 +103,9 @@ def _server_of(plans: Sequence[Path]) -> str | None:
 class Hosting:
     """Tells of rounds that end and sites that join; ends the server when all is done."""
 
-    def __init__(self, office: Office) -> None:
-        self._told = [_Told(teller, len(office.tellers()) > 1) for teller in office.tellers()]
+    def __init__(self, office: Office, talk: Callable[[str], None]) -> None:
+        is_named = len(office.tellers()) > 1
+        self._told = [_Told(teller, talk, is_named) for teller in office.tellers()]
         self._news = threading.Event()
         self._ends = threading.Event()
 
@@ -140,8 +153,8 @@ class Hosting:
 class _Told:
     """What has been told of one federation."""
 
-    def __init__(self, teller: Teller, is_named: bool) -> None:
-        self.teller = teller
+    def __init__(self, teller: Teller, talk: Callable[[str], None], is_named: bool) -> None:
+        self.teller, self._talk = teller, talk
         self._mark = f"{teller.desk.name}  " if is_named else ""
         self._rounds = self._ended()
         self._seats = {site["seat"] for site in teller.sites() if site["seat"] is not None}
@@ -164,7 +177,8 @@ class _Told:
         for site in self.teller.sites():
             if site["seat"] is not None and site["seat"] not in self._seats:
                 self._seats.add(site["seat"])
-                say(f"{self._mark}{site['name']} joined; its words: {' '.join(site['words'])}")
+                words = " ".join(site["words"])
+                self._talk(f"{self._mark}{site['name']} joined; its words: {words}")
 
     def _admitted(self) -> int:
         """How many seats were ever given."""

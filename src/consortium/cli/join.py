@@ -11,7 +11,7 @@ import typer
 
 from consortium.cli.agent import DEFAULT_HOME, HomeFolder, Reports, UntilFinished, run_agent
 from consortium.cli.report import Voice, command, data, envelope, say
-from consortium.errors import NoModelError, UnreachableError
+from consortium.errors import NoModelError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from consortium.site.enrol import Joined
@@ -25,8 +25,13 @@ _ASK_AGAIN_S = 2.0
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that the lead sent.")],
     records: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="This site's own records. They stay.")
-    ],
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="This site's own records. They stay. Asked for if left out.",
+        ),
+    ] = None,
     home: HomeFolder = DEFAULT_HOME,
     approve: Annotated[
         str | None,
@@ -43,14 +48,18 @@ def join(
         bool, typer.Option("--start/--no-start", help="Go on as the agent, or end here.")
     ] = True,
 ) -> None:
-    """Join a federation with one line from its lead, and go on as the agent. Nothing of the
-    study runs before somebody here has approved it."""
+    """Join a federation with one line from its lead, and go on as the agent.
+
+    Nothing of the study runs before somebody here has approved it.
+    """
     from consortium.drive.clock import SystemClock
     from consortium.site.enrol import join as take_place
     from consortium.site.report import add_to_report
     from consortium.wire.token import read_token
 
-    joined = take_place(read_token(token), home, data=records, clock=SystemClock(), seed=seed)
+    place = read_token(token)
+    records = records or _ask_for_records()
+    joined = take_place(place, home, data=records, clock=SystemClock(), seed=seed)
     if report:
         add_to_report(joined.home, report)
     _introduce(joined)
@@ -62,6 +71,13 @@ def join(
     held = joined.home.enrolment
     told = {"site": held.name, "federation": held.federation_name, "words": list(held.words)}
     envelope("join", {**told, "home": str(joined.home.path)})
+
+
+def _ask_for_records() -> Path:
+    if not sys.stdin.isatty() or Voice.json:
+        raise UsageError("where are this site's records?", hint="consortium join TOKEN --data FILE")
+    text: str = typer.prompt("Where are this site's own records? They stay here. FILE", err=True)
+    return Path(text).expanduser()
 
 
 def _introduce(joined: Joined) -> None:
@@ -104,11 +120,15 @@ def _study(home: SiteHome, *, is_patient: bool) -> ReviewedStudy | None:
 def _look_at(home: SiteHome, study: ReviewedStudy, approve: str | None) -> None:
     """Show the study; approve it if somebody says so."""
     from consortium.cli.site_review import approve_study, is_approved, show_review
+    from consortium.site.policy import read_policy
 
     if is_approved(home, study):
         say("this study has been approved here")
         return
     is_free = show_review(home, study)
+    if is_free and read_policy(home.policy_file).approves(study.task_hash):
+        say("the site's policy lists this task: nobody needs to be asked")
+        return
     if not is_free:
         say("the site's policy refuses this study: it will not run here")
     elif approve is not None:

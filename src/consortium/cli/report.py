@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Any, TypeVar
 
 from consortium.errors import ConsortiumError, InternalError
@@ -35,6 +36,12 @@ def data(text: str) -> None:
     """A line of data for people and pipes."""
     if not Voice.json:
         print(text)
+
+
+def at_once() -> None:
+    """Let each line out when it is printed, into a pipe too: for commands that go on."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def envelope(command: str, result: dict[str, object], *, is_ok: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from consortium.cli.operator import DEFAULT_FOLDER
-from consortium.cli.report import Voice, command, data, envelope, say
+from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.cli.sheet import Sheet, tell
 from consortium.errors import ConsortiumError, UsageError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from consortium.cli.hosting import Address, Hosting
     from consortium.coordinator.office import Office
 
+Talk = Callable[[str], None]
 _PLAN = Path("consortium.toml")
 
 _Plans = Annotated[
@@ -56,17 +58,22 @@ def serve(
     ] = False,
 ) -> None:
     """Start a coordinator: sites join it, train, and get the common model. Ctrl-C ends it."""
+    import logging
+
     from consortium.cli.hosting import Address, parse_listen
     from consortium.coordinator.logs import start_logging
+    from consortium.coordinator.office import Office
+    from consortium.drive.clock import SystemClock
 
     address = Address(*parse_listen(listen), names=tuple(names or ()))
     files = _plan_files(plans, folder)
     for file in files:
         _lock(file, seed)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # rounds are news
+    at_once()
     start_logging(as_json=log_json, verbose=Voice.verbosity > 0)
     place = folder or files[0].parent / DEFAULT_FOLDER
-    _run(place, files, address, seed=seed, is_once=once)
+    talk = logging.getLogger("consortium").info if log_json else say
+    _run(Office(place, SystemClock(), seed=seed), files, address, is_once=once, talk=talk)
 
 
 def _plan_files(plans: list[Path] | None, folder: Path | None) -> list[Path]:
@@ -101,32 +108,38 @@ def _lock(plan: Path, seed: int | None) -> None:
     say(done.stdout.rstrip())
 
 
-def _run(
-    folder: Path, plans: list[Path], address: Address, *, seed: int | None, is_once: bool
-) -> None:
+def _run(office: Office, plans: list[Path], address: Address, *, is_once: bool, talk: Talk) -> None:
     from consortium.cli.hosting import Hosting
-    from consortium.coordinator.office import Office
     from consortium.coordinator.serve import Server
-    from consortium.drive.clock import SystemClock
 
-    with closing(Office(folder, SystemClock(), seed=seed)) as office:
+    with closing(office):
         for plan in plans:
             office.host(plan)
-        hosting = Hosting(office)
+        hosting = Hosting(office, talk)
+        if address.port:  # whoever sees the port open finds the operator's file
+            _announce(office, address, plans, address.port)
         server = Server(
             office,
             host=address.host,
             port=address.port,
             names=address.certified(plans),
-            on_ready=lambda _: _introduce(office, hosting),
+            on_ready=lambda _: _introduce(office, hosting, talk),
         )
-        office.url = address.url(plans, server.port)
-        office.write_operator_file()
+        _announce(office, address, plans, server.port)
+        if address.is_guessed(plans):
+            talk(f"sites are told to go to {office.url}; --name HOST says another name")
         office.start(_trouble)
         with hosting.watching(server.stop if is_once else None):
             server.run()
         if is_once:
             hosting.conclude()
+
+
+def _announce(office: Office, address: Address, plans: list[Path], port: int) -> None:
+    """The operator of this machine is told of an address here; sites get the public one."""
+    office.url = address.here(port)
+    office.write_operator_file()
+    office.url = address.url(plans, port)
 
 
 def _trouble(error: ConsortiumError) -> None:
@@ -135,15 +148,15 @@ def _trouble(error: ConsortiumError) -> None:
     logging.getLogger("consortium").error("%s", error.message, extra={"code": error.code})
 
 
-def _introduce(office: Office, hosting: Hosting) -> None:
+def _introduce(office: Office, hosting: Hosting, talk: Talk) -> None:
     """What is served, what it protects, and what to type next."""
     told = []
     for teller in office.tellers():
         status = teller.status()
         told.append({key: status[key] for key in ("federation", "plan", "task", "rounds", "log")})
-        tell(_federation(status))
-    say(f"serving at {office.url}, data in {office.folder}")
-    say(f"invite a site: consortium invite NAME{_where(office.folder)}")
+        tell(_federation(status), talk)
+    talk(f"serving at {office.url}, data in {office.folder}")
+    talk(f"invite a site: consortium invite NAME{_where(office.folder)}")
     envelope("serve", {"url": office.url, "folder": str(office.folder), "federations": told})
     for line in hosting.headers():
         data(line)

@@ -7,7 +7,7 @@ line a fact, and nothing is cut.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -120,12 +120,12 @@ def show(sheet: Sheet) -> None:
         data(line)
 
 
-def tell(sheet: Sheet) -> None:
-    """A sheet of talk, to stderr."""
-    if not Voice.json and sys.stderr.isatty():
+def tell(sheet: Sheet, talk: Callable[[str], None] = say) -> None:
+    """A sheet of talk: to the terminal behind stderr, or line by line to `talk`."""
+    if talk is say and not Voice.json and sys.stderr.isatty():
         from rich.console import Console
 
         Console(stderr=True, highlight=False).print(sheet.rich())
         return
     for line in sheet.plain():
-        say(line)
+        talk(line)

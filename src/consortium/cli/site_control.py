@@ -48,8 +48,10 @@ def leave(
     home: HomeFolder = DEFAULT_HOME,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Leave the federation for good. What was kept here stays here; a new invitation is needed
-    to come back."""
+    """Leave the federation for good.
+
+    What was kept here stays here; a new invitation is needed to come back.
+    """
     from consortium.core.participant import HoldSite
     from consortium.site.agent import leave_marker
     from consortium.site.enrol import connect
@@ -92,7 +94,7 @@ def status(home: HomeFolder = DEFAULT_HOME) -> None:
 
 
 def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
-    from consortium.cli.words import ago, size
+    from consortium.cli.words import ago, short, size
     from consortium.site.agent import leave_marker
     from consortium.site.studies import held_model, held_study
 
@@ -102,7 +104,8 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
     approval = "none seen yet"
     if study is not None:
         is_approved = (study.task_hash, study.plan_digest) in state.approved
-        approval = f"{study.task_hash.hex()} {'approved' if is_approved else 'NOT approved'}"
+        word = "approved" if is_approved else "NOT approved"
+        approval = f"task {short(study.task_hash.hex())} {word}"
     doing = "on hold" if state.is_held else _doing(machine)
     return {
         "site": held.name,
@@ -110,10 +113,10 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
         "doing": "it has left" if leave_marker(home).exists() else doing,
         "agent": "runs" if _has_agent(home) else "does not run: consortium agent",
         "study": approval,
-        "model": None if model is None else f"version {model.version} ({model.model[:12]}…)",
+        "model": None if model is None else f"version {model.version} ({short(model.model)})",
         "records": held.data or "not set: consortium agent --data FILE",
         "own_log": f"{machine.size} facts",
-        "its_log": f"{state.seen_size} facts seen, {ago(seen and seen.at_ms, now_ms)}",
+        "coordinator": f"its log had {state.seen_size} facts, {ago(seen and seen.at_ms, now_ms)}",
         "disk": f"{size(shutil.disk_usage(home.path).free)} free",
     }
 
@@ -219,8 +222,10 @@ def policy(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a rule; repeatable."),
     ] = None,
 ) -> None:
-    """Show what this site's people allow, or change it. The agent reads it at every
-    invitation."""
+    """Show what this site's people allow, or change it.
+
+    The agent reads it at every invitation.
+    """
     from consortium.site.policy import Policy, parse_policy, read_policy
 
     with site_of(home) as (found, _):

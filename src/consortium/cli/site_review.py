@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from consortium.site.machine import Machine
     from consortium.site.review import ReviewedStudy
 
+_HANGING = " " * 10
+
 
 @contextmanager
 def site_of(folder: Path) -> Iterator[tuple[SiteHome, Machine]]:
@@ -68,8 +70,10 @@ def approve(
         str | None, typer.Option(metavar="HASH", help="The task's hash, as the review shows it.")
     ] = None,
 ) -> None:
-    """Let the study run here. Approved are its task and its plan, by their hashes: anything
-    else must be approved again."""
+    """Let the study run here.
+
+    Approved are its task and its plan, by their hashes: anything else must be approved again.
+    """
     from consortium.site.studies import demand_study
 
     with site_of(home) as (found, machine):
@@ -83,7 +87,10 @@ def approve(
 
 @command
 def withdraw(home: HomeFolder = DEFAULT_HOME) -> None:
-    """Take every approval back. Work under way ends, and what was not sent stays here."""
+    """Take every approval back.
+
+    Work under way ends, and only the code of why leaves.
+    """
     from consortium.core.participant import Withdraw
 
     with site_of(home) as (_, machine):
@@ -106,8 +113,20 @@ def show_review(home: SiteHome, study: ReviewedStudy) -> bool:
 
     policy = read_policy(home.policy_file)
     for line in review_text(study, who=home.enrolment, policy=policy).splitlines():
-        data(line)
+        for part in _fitted(line):
+            data(part)
     return not policy.objections(study.plan, study.layout)
+
+
+def _fitted(line: str) -> list[str]:
+    """A line as it fits a terminal; in a pipe or a file, as it is."""
+    import shutil
+    import textwrap
+
+    if not sys.stdout.isatty():
+        return [line]
+    columns = shutil.get_terminal_size().columns
+    return textwrap.wrap(line, columns, subsequent_indent=_HANGING) or [""]
 
 
 def is_approved(home: SiteHome, study: ReviewedStudy) -> bool:

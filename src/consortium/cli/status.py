@@ -11,7 +11,7 @@ import typer
 
 from consortium.cli import words
 from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, Operator, operator
-from consortium.cli.report import command, data, envelope
+from consortium.cli.report import at_once, command, data, envelope
 from consortium.cli.sheet import Grid, Sheet, show, terminal
 from consortium.errors import UnreachableError
 
@@ -108,11 +108,12 @@ def _watch_screen(view: _View) -> None:
     with Live(console=terminal(), auto_refresh=False, vertical_overflow="crop") as live:
         trouble = ""
         while True:
-            parts = [one.sheet().rich() for one in told]
-            foot = Text(trouble or "Ctrl-C stops watching.", style="yellow" if trouble else "dim")
-            live.update(Group(*parts, Text(""), foot), refresh=True)
+            shown = Group(*(one.sheet().rich() for one in told))
             if _are_over(told):
+                live.update(shown, refresh=True)
                 return
+            foot = Text(trouble or "Ctrl-C stops watching.", style="yellow" if trouble else "dim")
+            live.update(Group(shown, Text(""), foot), refresh=True)
             time.sleep(_EVERY_S)
             try:
                 told, trouble = view.read(), ""
@@ -122,6 +123,7 @@ def _watch_screen(view: _View) -> None:
 
 def _watch_lines(view: _View) -> None:
     """One line a change, for pipes and files."""
+    at_once()
     told, last = view.read(), None
     while True:
         lines = [status_line(one.status) for one in told]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from consortium.errors import ModelFileError, TaskResultError, VerificationError
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from consortium.drive.local import LocalWork
     from consortium.plan import Plan
     from consortium.tasks import Site
+
+_EXAMPLES = 8
 
 
 def write_onnx(
@@ -33,14 +35,21 @@ def write_onnx(
     local, _ = begin(study.task, plan, study.sites, seed=0)
     site = simulated_site(study.sites[0], 0, plan, 0, 0, "export")
     _refuse_private(local, site)
-    example = getattr(study.task, "example", None)
-    if example is None:
+    if not hasattr(study.task, "complete"):
         raise TaskResultError(
             "the task has no network to export: it is plain NumPy",
             hint="consortium model download V gives its arrays as safetensors",
         )
     whole = local.complete(site, load_model(local.layout, model), None)
-    whole.to_onnx(file, example(site))
+    whole.to_onnx(file, _example(whole.trained_on))
+
+
+def _example(records: Any) -> Any:
+    """A few of the sample's inputs, as the network takes them."""
+    from consortium.torch.batches import adopt
+
+    inputs, _ = next(iter(adopt(records, "training").batches(_EXAMPLES, None)))
+    return inputs
 
 
 def _shared_only(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnsignedRequestError, WireError
@@ -30,6 +31,12 @@ async def pieces(request: Request) -> AsyncIterator[bytes]:
         is_more = message.get("more_body", False)
         if piece := message.get("body", b""):
             yield piece
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the peer has hung up. What it still sends is thrown away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def whole(request: Request, most_bytes: int) -> bytes:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from consortium.coordinator.bodies import until_gone
 from consortium.coordinator.problems import refusal
 from consortium.coordinator.protocol import BUFFER_BYTES
 from consortium.core.ids import Digest
@@ -86,7 +87,7 @@ class Download(Response):
         status = 206 if asked.is_part else 200
         await send({"type": "http.response.start", "status": status, "headers": raw})
         if scope["method"] != "HEAD":
-            gone = asyncio.ensure_future(receive())
+            gone = asyncio.ensure_future(until_gone(receive))
             try:
                 await _send_bytes(self._file.handle, asked, send, gone)
             finally:
@@ -94,7 +95,7 @@ class Download(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _send_bytes(handle: int, asked: Asked, send: Send, gone: asyncio.Future[Message]) -> None:
+async def _send_bytes(handle: int, asked: Asked, send: Send, gone: asyncio.Task[None]) -> None:
     start, count = asked.start, 0
     while start < asked.stop and not gone.done():
         piece = os.pread(handle, min(BUFFER_BYTES, asked.stop - start), start)

@@ -41,14 +41,8 @@ class Heard:
         with self._lock:
             changed = [self._known[site] for site in self._changed]
             self._changed.clear()
-        for note in changed:
-            self._registry.note_site(
-                note.site,
-                seen_ms=note.seen_ms,
-                objection=note.objection,
-                own_size=note.own_size,
-                cosignature=note.cosignature,
-            )
+        if changed:
+            self._registry.note_sites(changed)
 
 
 def verified_cosignature(

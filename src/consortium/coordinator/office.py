@@ -31,6 +31,7 @@ from consortium.drive.directory import DataDirectory
 from consortium.errors import (
     CertificateError,
     ConsortiumError,
+    NotEnrolledError,
     UnknownFederationError,
     UnsignedRequestError,
     UsageError,
@@ -43,6 +44,7 @@ from consortium.wire.words import words_of
 INVITE_MS = DAY_MS
 OPERATOR_FILE = "operator.json"
 _LOCAL = "local"
+_NOBODY = "this site is not on the roster"
 
 
 class Office:
@@ -127,10 +129,12 @@ class Office:
 
     def site(self, site_id: str) -> SiteRow:
         """A site that may speak; the same answer for one that never was and one that is out."""
-        row = self.registry.site(site_id)
-        is_half = row is None or row.seat is None  # its enrolment was cut short
-        if row is None or is_half or row.revoked_ms is not None:
-            raise UnsignedRequestError("this site is not on the roster")
+        try:
+            row = self.registry.enrolled(site_id)
+        except NotEnrolledError:
+            raise UnsignedRequestError(_NOBODY) from None
+        if row.seat is None:  # its enrolment was cut short: it comes again with its token
+            raise UnsignedRequestError(_NOBODY)
         return row
 
     def invite(self, federation: str, name: str) -> tuple[str, int]:
@@ -146,8 +150,9 @@ class Office:
         request = body.certificate_request.encode()
         key, now_ms = key_of_request(request), self.clock.now_ms()
         words = words_of(self.authority.fingerprint, body.federation, key)
+        site = secrets.token_hex(16)
         row = self.registry.redeem(
-            body.federation, body.secret, secrets.token_hex(16), key, now_ms, words=words
+            body.federation, body.secret, site, key, now_ms, name=body.name, words=words
         )
         desk = self.desk_of(row)
         desk.feed(i.Admit(SiteId(row.id), row.key, now_ms))

@@ -44,7 +44,7 @@ class SiteProtocol(HttpToolsProtocol):
         if tls is not None:
             transport.set_write_buffer_limits(high=BUFFER_BYTES)
             transport.set_read_buffer_limits(high=BUFFER_BYTES)  # type: ignore[attr-defined]
-        _probe(transport.get_extra_info("socket"))
+        _set_up(transport.get_extra_info("socket"))
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
@@ -77,11 +77,13 @@ class SiteProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _probe(sock: socket.socket | None) -> None:
-    """Find out about a peer that is gone without a word: it may wait for news for ever."""
+def _set_up(sock: socket.socket | None) -> None:
+    """Send small answers at once (asyncio forgets it for sockets that it did not make), and
+    find out about a peer that is gone without a word: it might wait for news for ever."""
     if sock is None:
         return
     with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _PROBES.items():
             if hasattr(socket, name):  # not everywhere

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from consortium.coordinator.auth import Caller, site_of
-from consortium.coordinator.bodies import length_of, pieces
+from consortium.coordinator.bodies import length_of, pieces, until_gone
 from consortium.coordinator.described import signed
 from consortium.coordinator.edge import Edge, edge_of, told
 from consortium.coordinator.files import Download, OpenFile, missing, open_file
@@ -55,16 +55,11 @@ async def ask(request: Request) -> Response:
 
 
 async def _wait(edge: Edge, caller: Caller, asked: Ask, request: Request) -> None:
-    gone = asyncio.ensure_future(_until_gone(request))
+    gone = asyncio.ensure_future(until_gone(request.receive))
     try:
         await edge.polls.wait(caller.desk, caller.site, asked, gone)
     finally:
         gone.cancel()
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _answer_now(edge: Edge, caller: Caller, asked: Ask) -> Answer:

@@ -15,11 +15,13 @@ from consortium.core import duties as d
 from consortium.core import site_facts as s
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
+from consortium.core.roster import encoded_report
 from consortium.core.site_inputs import (
     Approve,
     Asked,
     Broke,
     Decline,
+    Describe,
     EvaluateHere,
     Heard,
     HoldSite,
@@ -38,6 +40,7 @@ from consortium.core.site_inputs import (
     Withdraw,
 )
 from consortium.core.tables import PARTICIPANT, Stage
+from consortium.core.terms import ReportValue
 from consortium.errors import (
     DeadlineExpiredError,
     NotApprovedError,
@@ -50,6 +53,7 @@ __all__ = [
     "Asked",
     "Broke",
     "Decline",
+    "Describe",
     "EvaluateHere",
     "Heard",
     "HoldSite",
@@ -96,6 +100,7 @@ class Participant:
     score: s.ScoreSpooled | None = None
     seen_size: int = 0  # of the coordinator's log
     seen_root: Digest | None = None
+    report: tuple[tuple[str, ReportValue], ...] = ()  # what the site says of itself
 
 
 # ---- rules --------------------------------------------------------------------------
@@ -186,6 +191,12 @@ def _asked_to_evaluate(state: Participant, duty: d.Evaluate, now_ms: int) -> Sit
     return (taken,)
 
 
+def _describe(state: Participant, item: Describe) -> SiteFacts:
+    if encoded_report(item.report) == encoded_report(state.report):
+        return ()
+    return (s.ReportSpooled(item.report, item.now_ms),)
+
+
 def _trained(state: Participant, item: Trained) -> SiteFacts:
     if not _is_at(state, item.round, Stage.TRAINING):
         return ()
@@ -261,6 +272,7 @@ _RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
     Asked: _asked,
     Decline: _decline,
     Settled: _settled,
+    Describe: _describe,
     Trained: _trained,
     Scored: _scored,
     Broke: _broke,
@@ -297,7 +309,7 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.update, state.pending_state = fact.update, fact.private_state
             state.unsettled = fact.round
         case s.RoundSettled():
-            if fact.is_counted:
+            if fact.is_counted and state.pending_state is not None:
                 state.private_state = state.pending_state
             state.pending_state, state.unsettled = None, 0
         case s.WorkFailed():
@@ -307,6 +319,8 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.deadline_ms = fact.deadline_ms
         case s.ScoreSpooled():
             state.score = fact
+        case s.ReportSpooled():
+            state.report = fact.report
         case s.CheckpointWitnessed():
             state.seen_size, state.seen_root = fact.size, fact.root
     # For ReceiptKept, FailureTold, ScoreTold and RoundLeft the table's move is all.

@@ -1,7 +1,7 @@
 """The facts of a site's own log: what it approved, took on, spooled and sent.
 
-The site keeps this log, not the coordinator; its outbox is the list of `UpdateSpooled`
-and `ScoreSpooled`. Kind numbers start at 128, so that the two logs cannot be mixed up.
+The site keeps this log, not the coordinator; its outbox is the list of `UpdateSpooled`,
+`ScoreSpooled`, `ReportSpooled` and the codes of failures. Kind numbers start at 128, so that the two logs cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
+from consortium.core.terms import ReportValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,15 @@ class RoundSettled:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSpooled:
+    """What the site says of itself from now on; it stands here before it leaves."""
+
+    KIND = 149
+    report: tuple[tuple[str, ReportValue], ...]  # sorted by name
+    at_ms: int
+
+
 SiteFact = (
     TaskApproved
     | ApprovalWithdrawn
@@ -183,4 +193,5 @@ SiteFact = (
     | RoundLeft
     | CheckpointWitnessed
     | RoundSettled
+    | ReportSpooled
 )

@@ -8,6 +8,7 @@ from consortium.core import duties as d
 from consortium.core import site_facts as s
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
+from consortium.core.terms import ReportValue
 
 # ---- inputs -------------------------------------------------------------------------
 
@@ -59,6 +60,14 @@ class Settled:
 
     round: int
     is_counted: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """What the site is about to say of itself."""
+
+    report: tuple[tuple[str, ReportValue], ...]
     now_ms: int
 
 
@@ -126,6 +135,7 @@ SiteInput = (
     | Asked
     | Decline
     | Settled
+    | Describe
     | Trained
     | Scored
     | Broke

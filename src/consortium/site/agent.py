@@ -28,6 +28,7 @@ from consortium.site.worker import Worker
 _LOOK_S = 0.25
 _END_S = 1.5  # for threads to end; they do not keep the process
 INCOMING, LEFT = "incoming", "left"
+_ANSWERING = (Stage.SENDING, Stage.SCORING, Stage.REPORTING)
 
 
 def _in_silence(_: str, __: int, ___: int) -> None:
@@ -131,7 +132,7 @@ class Agent:
             return False
         with machine.lock:
             state = machine.state
-            if state.unsettled or state.stage not in (Stage.IDLE, Stage.SENT):
+            if state.unsettled or state.stage in _ANSWERING:
                 return False
         newest, held = situation.newest, held_model(self.tools.home)
         return newest is None or (held is not None and held.version == newest.version)

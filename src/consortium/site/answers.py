@@ -72,24 +72,33 @@ class Answers:
         size = tools.transfer.send(path, update, round=number, on_progress=self._on_sent(work))
         body = Submission(update=work.update.hex(), size_bytes=size)
         request = self._once(work, f"/v1/rounds/{number}/update", body, number)
-        reply = tools.client.send(request, ReceiptReply)
-        self._check_receipt(work, reply.proof)
-        tools.home.keep_receipt(number, reply.proof)
+        self._keep_receipt(work, tools.client.send(request, ReceiptReply))
         text = f"round {number}: sent {size:,} bytes; the receipt is kept"
         return Event(Kind.SENT, text, number)
 
-    def _check_receipt(self, work: p.SendUpdate, text: str) -> None:
+    def _keep_receipt(self, work: p.SendUpdate, reply: ReceiptReply) -> None:
         """The proof must lead from our update to a root that the log's key has signed."""
-        held, proof = self._tools.home.enrolment, read_proof(text)
+        held, proof = self._tools.home.enrolment, read_proof(reply.proof)
         log_key = Verifier(SIGNER_NAME, bytes.fromhex(held.log_key))
         verify_proof(proof, origin_of(held.federation), [log_key])
         fact = decode(proof.record)
         told = isinstance(fact, UpdateReceived) and (fact.round, fact.update)
         if told != (work.round, work.update):
             raise ProofError("the receipt is for another update")
+        self._tools.home.keep_receipt(work.round, reply.proof)
+
+    def _make_up_for_a_lost_receipt(self, number: int) -> None:
+        """Who is asked to try the candidate is in it: the log has the update, whether its
+        receipt arrived here or not."""
+        tools, update = self._tools, self._tools.machine.state.update
+        if update is not None and tools.home.receipt(number) is None:
+            path = f"/v1/rounds/{number}/receipt"
+            reply = tools.client.call("GET", path, reply=ReceiptReply, round=number)
+            self._keep_receipt(p.SendUpdate(number, update), reply)
 
     def _send_score(self, work: p.SendScore) -> Event:
         score = work.score
+        self._make_up_for_a_lost_receipt(score.round)
         body = ScoreNote(
             model=score.model.hex(),
             samples=score.samples,

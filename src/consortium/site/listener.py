@@ -13,7 +13,6 @@ from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core import site_facts as s
 from consortium.core.facts import Failure
-from consortium.core.tables import Stage
 from consortium.drive.directory import SIGNER_NAME
 from consortium.errors import (
     ConsortiumError,
@@ -42,6 +41,7 @@ from consortium.wire.invitation import Invitation, open_invitation
 from consortium.wire.messages import Answer, Ask, Report, SettledRound, Signature, Taken, WireOffer
 
 WAIT_MS = 25_000
+_SLOWLY_S = 5.0  # between questions while this site refuses to work
 _REPORT_S, _RENEW_S = 1800.0, 86_400.0
 
 
@@ -62,17 +62,20 @@ class Listener:
         while not stop.is_set():
             try:
                 self._do_chores()
-                is_taken = self._ask()
+                is_taken = self.ask()
             except RestoredBackupError:
                 raise
             except ConsortiumError as error:
-                self._is_connected = False
+                # Whoever answers next may not be the one who answered before: ask for all.
+                self._is_connected, self._have = False, ""
                 self._trouble.tell(error)
                 self._patience.wait(stop)
                 continue
             self._trouble.is_over()
             if is_taken:
                 self._patience.reset()
+            elif self._situation.objection is not None:
+                stop.wait(_SLOWLY_S)
             else:  # it is to be told again, and not in a hot loop
                 self._patience.wait(stop)
 
@@ -91,8 +94,8 @@ class Listener:
 
     # ---- one question, one answer ---------------------------------------------------
 
-    def _ask(self) -> bool:
-        """Whether the answer was taken whole; else it must be told again."""
+    def ask(self) -> bool:
+        """One question; whether its answer was taken whole, else it must be told again."""
         client, ask = self._tools.client, self._question()
         read_s = ask.wait_ms / 1000 + READ_S
         answer = client.call("POST", "/v1/ask", ask, reply=Answer, read_s=read_s)
@@ -173,14 +176,8 @@ class Listener:
     # ---- how our last round ended ---------------------------------------------------
 
     def _settle(self, told: SettledRound) -> bool:
-        """Whether the machine knows it now. A round that is over is over for an evaluation that
-        is still going on, too."""
+        """Whether the machine knows it now."""
         tools, now_ms = self._tools, self._tools.clock.now_ms()
-        with tools.machine.lock:
-            state = tools.machine.state
-            is_late = state.round == told.round and state.stage is Stage.EVALUATING
-        if is_late:
-            tools.machine.feed(p.Broke(told.round, Failure.RESOURCES, now_ms))
         for fact in tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms)):
             assert isinstance(fact, s.RoundSettled)
             tools.home.settle(fact.round, fact.is_counted)

@@ -63,6 +63,10 @@ class ChildProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
     def kill(self) -> None:
         """End it now, with whatever it has started. May be called from any thread, twice."""
         with self._guard:

@@ -115,24 +115,24 @@ class Studies:
 
     def __init__(self, home: SiteHome, client: Client, transfer: Transfer) -> None:
         self._home, self._client, self._transfer = home, client, transfer
-        self._newest: ReviewedStudy | None = held_study(home)
+        self.newest: ReviewedStudy | None = held_study(home)
 
     def fetch(self) -> ReviewedStudy:
         """The study that the federation has adopted. Raises `NoModelError` before there is one,
         and `VerificationError` when its parts do not belong together."""
         sheet = self._client.call("GET", "/v1/study", reply=StudySheet)
-        if self._newest is not None and self._newest.sheet == sheet:
-            return self._newest
+        if self.newest is not None and self.newest.sheet == sheet:
+            return self.newest
         for part in (sheet.plan, sheet.layout, sheet.bundle, sheet.lock):
             digest = Digest(bytes.fromhex(part))
             self._transfer.fetch(digest, most_bytes=MOST_STUDY_BYTES)
-        self._newest = _verified(self._home, sheet)
+        self.newest = _verified(self._home, sheet)
         write_durably(_sheet_file(self._home), sheet.model_dump_json().encode())
-        return self._newest
+        return self.newest
 
     def of(self, task: Digest, plan: Digest) -> ReviewedStudy:
         """The study of this task under this plan."""
-        for study in (self._newest, None):
+        for study in (self.newest, None):
             found = study or self.fetch()
             if (found.task_hash, found.plan_digest) == (task, plan):
                 return found

@@ -20,7 +20,7 @@ from consortium.site.clock import Patience
 from consortium.site.events import Event, Kind
 from consortium.site.failures import failure_of
 from consortium.site.review import ReviewedStudy
-from consortium.site.studies import held_model, held_study
+from consortium.site.studies import held_model
 from consortium.site.tools import Situation, Tools, Trouble
 from consortium.site.workshop import Workshop
 
@@ -38,6 +38,7 @@ class Worker:
         self._current: p.SiteWork | None = None  # what the task's process is doing
         self._workshop: Workshop | None = None
         self._checked: ReviewedStudy | None = None
+        self._held = held_model(tools.home)
         self._passing: set[Digest] = set()  # models that were needed for a round
 
     def run(self) -> None:
@@ -75,6 +76,8 @@ class Worker:
     def _step(self) -> bool:
         """Whether anything was done."""
         work = self._tools.machine.owed()
+        if work is not None and not self._is_wanted(work):
+            work = None  # after a restart, the next answer says what is asked for
         match work:
             case p.TrainHere():
                 return self._train(work)
@@ -103,9 +106,8 @@ class Worker:
 
     def _train(self, work: p.TrainHere) -> bool:
         tools, duty = self._tools, self._situation.duty
-        if not self._is_wanted(work):
-            return False  # after a restart, the next answer says what is asked for
-        assert isinstance(duty, d.Train)
+        if not isinstance(duty, d.Train):
+            return False
         study = tools.studies.of(duty.task, duty.plan)
         self._fetch(duty.base, study)
         state = duty.server_state if study.plan.strategy.has_variates else None
@@ -123,9 +125,8 @@ class Worker:
 
     def _evaluate(self, work: p.EvaluateHere) -> bool:
         tools, duty = self._tools, self._situation.duty
-        if not self._is_wanted(work):
+        if not isinstance(duty, d.Evaluate):
             return False
-        assert isinstance(duty, d.Evaluate)
         with tools.machine.lock:
             state = tools.machine.state
             task, plan = state.task, state.plan
@@ -149,7 +150,6 @@ class Worker:
         unless it failed because it was given up."""
         with self._lock:
             self._current, workshop = work, self._workshop_of(study)
-        self.give_up_what_is_not_wanted()  # what changed until now was nobody's to end
         try:
             yield workshop
         except ConsortiumError as error:
@@ -175,7 +175,7 @@ class Worker:
     def _warm_up(self) -> bool:
         """Start the task's process before it is needed, once somebody has approved the study:
         what is wrong with the records is then told before the first round."""
-        study, machine = self._situation.study or held_study(self._tools.home), self._tools.machine
+        study, machine = self._situation.study or self._tools.studies.newest, self._tools.machine
         if study is None or study == self._checked:
             return False
         with machine.lock:
@@ -199,15 +199,16 @@ class Worker:
     def _fetch_newest(self) -> bool:
         """Have the newest model, so that it can be used here without a network."""
         tools, newest = self._tools, self._situation.newest
-        held = held_model(tools.home)
+        held = self._held
         if newest is None or (held is not None and held.version == newest.version):
             return False
-        study = self._situation.study or held_study(tools.home) or tools.studies.fetch()
+        study = self._situation.study or tools.studies.newest or tools.studies.fetch()
         self._fetch(newest.digest, study)
         if held is not None:
             self._passing.add(held.digest)
             newest = newest.model_copy(update={"seat": newest.seat or held.seat})
         tools.studies.keep_model(newest)
+        self._held = newest
         tools.tell(Event(Kind.MODEL, f"model version {newest.version} is here"))
         self._drop_passing(newest.digest)
         return True

@@ -185,12 +185,15 @@ class Workshop:
             finally:
                 with self._guard:
                     self._is_busy = False
+            self._raise_if_cancelled()  # it may have been, when the answer had just come
         if isinstance(answer, j.Failed):
             raise _revived(answer)
         assert isinstance(answer, kind)
         return answer
 
     def _answered(self, job: j.Job) -> j.Answer:
+        if self._child is not None and self._child.is_over:
+            self._end()  # it died while nobody needed it
         if self._child is None:
             opened = self._start()
             if isinstance(opened, j.Failed):
@@ -237,9 +240,8 @@ class Workshop:
             return j.read_answer(child.pipe.recv_bytes())
         except (EOFError, OSError):
             how = child.ending()
+            self._raise_if_cancelled()
             self._end()
-            if self._cancelled is not None:
-                raise self._cancelled from None
             raise marked(
                 InternalError(
                     f"the task's process ended before its work was done: {how}",
@@ -247,6 +249,13 @@ class Workshop:
                 ),
                 Failure.RESOURCES,
             ) from None
+
+    def _raise_if_cancelled(self) -> None:
+        with self._guard:
+            why = self._cancelled
+        if why is not None:
+            self._end()
+            raise why from None
 
     def _end(self) -> None:
         with self._guard:

@@ -248,3 +248,11 @@ class Network:
 
     def is_finished(self) -> bool:
         return self.status()["finished"] is not None
+
+    def wait_for_rounds(self, count: int, timeout_s: float = 120.0) -> None:
+        """Until so many rounds are over."""
+
+        def are_done() -> bool:
+            return sum(bool(record["outcome"]) for record in self.rounds()) >= count
+
+        wait_until(are_done, timeout_s, f"{count} rounds are over")

@@ -1,0 +1,93 @@
+"""A federation as its operator sees it: the round table as it grows, and moments to act at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consortium.cli.demo.processes import Processes
+from consortium.cli.demo.show import Show
+from consortium.cli.operator import Operator
+from consortium.cli.rounds import RoundTable
+from consortium.cli.status import status_line
+from consortium.cli.told import Status, read_view
+from consortium.core.terms import Metric
+from consortium.drive.history import RoundRecord
+from consortium.errors import NotEnrolledError, UnreachableError
+
+if TYPE_CHECKING:
+    from consortium.cli.demo.network import Network
+
+
+class Watch:
+    """Asks the coordinator of one federation, also after it was started again."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._processes: Processes = network.processes
+        self._show: Show = network.show
+        self._folder: Path = network.data
+        self._path = Operator.path_of(name)
+        self._operator: Operator | None = None
+        self._shown = 0
+        self.id = ""
+
+    def close(self) -> None:
+        if self._operator is not None:
+            self._operator.close()
+        self._operator = None
+
+    def until(self, holds: Callable[[Status], bool], what: str) -> Status:
+        """Watch until it holds; what was told then."""
+        found: list[Status] = []
+
+        def look() -> bool:
+            status = self._look()
+            if status is not None and holds(status):
+                found.append(status)
+            return bool(found)
+
+        self._processes.wait_for(look, what)
+        return found[0]
+
+    def _look(self) -> Status | None:
+        """None while nobody answers."""
+        try:
+            if self._operator is None:
+                self._operator = Operator(self._folder)
+            raw = self._operator.get(self._path)
+            status = read_view(Status, raw)
+            ended = status.rounds.done - (status.round is not None)
+            if ended > self._shown:
+                self._tell(self._operator.get(f"{self._path}/rounds"), ended)
+        except (UnreachableError, NotEnrolledError):
+            self.close()
+            return None
+        self.id = raw["id"]
+        self._show.doing(status_line(status))
+        return status
+
+    def _tell(self, records: list[Any], ended: int) -> None:
+        for record in records[self._shown : ended]:
+            read = RoundRecord(**record)
+            table = RoundTable(tuple(Metric(name, True) for name in read.metrics))
+            if self._shown == 0:
+                self._show.data(table.header())
+            self._show.data(table.row(read))
+            self._shown += 1
+
+
+def updates_in_log(folder: Path, federation: str) -> tuple[int, int]:
+    """(open round, updates received in it) as the log on disk says, while nobody serves it."""
+    from consortium.core.codec import decode
+    from consortium.core.evolve import replay
+    from consortium.drive.directory import DataDirectory
+
+    directory = DataDirectory(folder)
+    try:
+        state = replay([decode(record) for record in directory.log.read(federation)])
+    finally:
+        directory.close()
+    if state.round is None:
+        return state.last_number, 0
+    return state.round.number, len(state.round.submitted)

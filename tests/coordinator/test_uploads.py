@@ -1,0 +1,198 @@
+"""Uploads as files: chunks that count as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from consortium.coordinator.uploads import Uploads
+from consortium.core.ids import Digest
+from consortium.errors import (
+    MissingBlobError,
+    StoreFailedError,
+    UnsignedRequestError,
+    UsageError,
+    WrongOffsetError,
+)
+
+SITE, OTHER = "0" * 32, "1" * 32
+DATA = bytes(range(256)) * 40
+WHOLE = Digest(sha256(DATA).digest())
+
+
+@pytest.fixture
+def uploads(tmp_path: Path) -> Uploads:
+    return Uploads(tmp_path / "uploads")
+
+
+def send(uploads: Uploads, data: bytes, offset: int, site: str = SITE) -> int:
+    chunk = uploads.chunk(site, WHOLE, offset)
+    for start in range(0, len(data), 1000):
+        chunk.write(data[start : start + 1000])
+    return chunk.commit(Digest(sha256(data).digest()))
+
+
+def test_chunks_add_up_to_the_file(uploads: Uploads) -> None:
+    assert uploads.offset(SITE, WHOLE) == 0
+    assert send(uploads, DATA[:4000], 0) == 4000
+    assert send(uploads, DATA[4000:], 4000) == len(DATA)
+    assert uploads.path(SITE, WHOLE).read_bytes() == DATA
+    assert uploads.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+
+
+def test_chunk_does_not_count_before_it_is_committed(uploads: Uploads) -> None:
+    chunk = uploads.chunk(SITE, WHOLE, 0)
+    chunk.write(DATA[:500])
+    assert uploads.offset(SITE, WHOLE) == 0
+    chunk.abandon()
+    assert uploads.path(SITE, WHOLE).read_bytes() == b""
+
+
+@pytest.mark.parametrize("offset", [0, 3999, 4001, 8000])
+def test_wrong_offset_is_told_and_changes_nothing(uploads: Uploads, offset: int) -> None:
+    send(uploads, DATA[:4000], 0)
+    with pytest.raises(WrongOffsetError) as refused:
+        uploads.chunk(SITE, WHOLE, offset)
+    assert refused.value.details == {"offset": 4000}
+    assert uploads.path(SITE, WHOLE).read_bytes() == DATA[:4000]
+
+
+def test_chunk_of_another_digest_is_cut_off_again(uploads: Uploads) -> None:
+    send(uploads, DATA[:4000], 0)
+    chunk = uploads.chunk(SITE, WHOLE, 4000)
+    chunk.write(b"other bytes")
+    with pytest.raises(UnsignedRequestError):
+        chunk.commit(Digest(sha256(DATA[4000:]).digest()))
+    chunk.abandon()
+    assert uploads.path(SITE, WHOLE).read_bytes() == DATA[:4000]
+    assert uploads.offset(SITE, WHOLE) == 4000
+
+
+def test_what_a_killed_process_left_of_a_chunk_does_not_count(
+    uploads: Uploads, tmp_path: Path
+) -> None:
+    send(uploads, DATA[:4000], 0)
+    with uploads.path(SITE, WHOLE).open("ab") as file:
+        file.write(b"torn")
+    after = Uploads(tmp_path / "uploads")
+    assert after.offset(SITE, WHOLE) == 4000
+    assert send(after, DATA[4000:], 4000) == len(DATA)
+    assert after.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+
+
+def test_torn_tail_is_no_part_of_a_finished_upload(uploads: Uploads) -> None:
+    send(uploads, DATA, 0)
+    with uploads.path(SITE, WHOLE).open("ab") as file:
+        file.write(b"torn")
+    assert uploads.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+
+
+def test_file_that_a_power_cut_shortened_counts_as_far_as_it_goes(uploads: Uploads) -> None:
+    send(uploads, DATA, 0)
+    path = uploads.path(SITE, WHOLE)
+    path.write_bytes(DATA[:100])
+    assert uploads.offset(SITE, WHOLE) == 100
+    path.with_suffix(".at").write_bytes(b"")
+    assert uploads.offset(SITE, WHOLE) == 0
+
+
+def test_later_writer_takes_over(uploads: Uploads) -> None:
+    first = uploads.chunk(SITE, WHOLE, 0)
+    first.write(b"never finished")
+    assert send(uploads, DATA, 0) == len(DATA)
+    with pytest.raises(WrongOffsetError):
+        first.write(b"more")
+    with pytest.raises(WrongOffsetError):
+        first.commit(Digest(sha256(b"never finished").digest()))
+    first.abandon()
+    assert uploads.path(SITE, WHOLE).read_bytes() == DATA
+
+
+def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
+    send(uploads, DATA, 0)
+    late = uploads.chunk(SITE, WHOLE, len(DATA))
+    taken = uploads.take(SITE, WHOLE, len(DATA))
+    with pytest.raises(WrongOffsetError):
+        late.write(b"poison")
+    late.abandon()
+    assert taken.read_bytes() == DATA
+    again = uploads.chunk(SITE, WHOLE, 0)
+    again.write(b"poison")
+    again.abandon()
+    assert taken.read_bytes() == DATA
+    assert uploads.take(SITE, WHOLE, len(DATA)) == taken
+
+
+def test_unfinished_upload_cannot_be_taken(uploads: Uploads) -> None:
+    with pytest.raises(MissingBlobError):
+        uploads.take(SITE, WHOLE, len(DATA))
+    send(uploads, DATA[:4000], 0)
+    with pytest.raises(MissingBlobError):
+        uploads.take(SITE, WHOLE, len(DATA))
+    assert uploads.offset(SITE, WHOLE) == 4000
+
+
+def test_forgotten_upload_begins_again(uploads: Uploads) -> None:
+    send(uploads, DATA, 0)
+    uploads.take(SITE, WHOLE, len(DATA))
+    uploads.forget(SITE, WHOLE)
+    assert uploads.offset(SITE, WHOLE) == 0
+    with pytest.raises(MissingBlobError):
+        uploads.take(SITE, WHOLE, len(DATA))
+
+
+def test_new_upload_of_a_site_drops_the_old_one(uploads: Uploads) -> None:
+    send(uploads, DATA[:4000], 0)
+    send(uploads, DATA[:4000], 0, site=OTHER)
+    newer = Digest(sha256(b"newer").digest())
+    chunk = uploads.chunk(SITE, newer, 0)
+    chunk.write(b"newer")
+    assert chunk.commit(newer) == 5
+    assert uploads.offset(SITE, WHOLE) == 0
+    assert uploads.offset(OTHER, WHOLE) == 4000
+
+
+def test_chunk_that_is_there_is_known_by_its_bytes(uploads: Uploads) -> None:
+    send(uploads, DATA[:4000], 0)
+    first = Digest(sha256(DATA[1000:3000]).digest())
+    assert uploads.holds(SITE, WHOLE, 1000, first, 2000)
+    assert not uploads.holds(SITE, WHOLE, 1001, first, 2000)
+    assert not uploads.holds(SITE, WHOLE, 3000, first, 2000)  # not all of it
+    assert not uploads.holds(OTHER, WHOLE, 1000, first, 2000)
+
+
+def test_what_a_site_has_sent_is_remembered(uploads: Uploads, tmp_path: Path) -> None:
+    send(uploads, DATA, 0)
+    assert not uploads.is_done(SITE, WHOLE)
+    uploads.mark_done(SITE, WHOLE)
+    uploads.mark_done(SITE, WHOLE)
+    after = Uploads(tmp_path / "uploads")
+    assert after.is_done(SITE, WHOLE)
+    assert not after.is_done(OTHER, WHOLE)
+    assert [file.name for file in (tmp_path / "uploads" / SITE).iterdir()] == ["done"]
+
+
+@pytest.mark.parametrize("site", ["", "../etc", "a/b", "a" * 65, "."])
+def test_site_that_is_no_file_name_is_refused(uploads: Uploads, site: str) -> None:
+    for use in (uploads.path, uploads.offset, uploads.is_done, uploads.mark_done):
+        with pytest.raises(UsageError):
+            use(site, WHOLE)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda uploads: uploads.chunk(SITE, WHOLE, 0),
+        lambda uploads: uploads.mark_done(SITE, WHOLE),
+        lambda uploads: uploads.offset(SITE, WHOLE),
+    ],
+)
+def test_trouble_with_the_disk_is_told_as_such(
+    uploads: Uploads, tmp_path: Path, use: Callable[[Uploads], object]
+) -> None:
+    (tmp_path / "uploads" / SITE).write_text("a file where a folder should be")
+    with pytest.raises(StoreFailedError):
+        use(uploads)

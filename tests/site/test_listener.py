@@ -1,0 +1,386 @@
+"""What a site believes of an answer: crafted ones over a real connection, most of them lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consortium.core import duties as d
+from consortium.core import participant as p
+from consortium.core import site_facts as s
+from consortium.core.facts import Failure
+from consortium.core.ids import Digest
+from consortium.core.tables import Stage
+from consortium.crypto.recipes import SigningKey
+from consortium.drive.directory import SIGNER_NAME
+from consortium.errors import (
+    RestoredBackupError,
+    SignatureError,
+    VerificationError,
+    WireError,
+)
+from consortium.ledger.notary import Notary, origin_of
+from consortium.ledger.note import Signer, Verifier, cosignatures
+from consortium.plan.values import Plan
+from consortium.site.clock import SharedClock
+from consortium.site.events import Event, Kind
+from consortium.site.listener import Listener
+from consortium.site.machine import Machine
+from consortium.site.policy import Policy
+from consortium.site.studies import Studies
+from consortium.site.tools import Situation, Tools
+from consortium.site.transfer import Transfer
+from consortium.site.transport import Client, Identity, verified_context
+from consortium.store.memory import MemoryCache, MemoryLog
+from consortium.wire.invitation import sign_duty
+from consortium.wire.messages import Signature
+from tests.site.homes import SEAT, WHO, Lab, lab
+from tests.site.small_coordinator import AUDIENCE, SITE, Heard, Small, small_coordinator
+
+NOW_MS = 5_000_000  # the coordinator's time; the site's own clock is decades ahead
+LATER_MS = NOW_MS + 60_000
+MODEL = Digest(b"\1" * 32)
+
+
+@dataclass
+class Log:
+    """A coordinator's log of any records, and the key that signs it."""
+
+    signer: Signer = field(default_factory=lambda: Signer(SIGNER_NAME, SigningKey.generate()))
+    log: MemoryLog = field(default_factory=MemoryLog)
+    size: int = 0
+
+    def grow(self, *records: bytes) -> None:
+        self.size = self.log.append("log", self.size, records)
+
+    def offer(self, since: int) -> dict[str, Any]:
+        origin = origin_of(WHO.federation)
+        notary = Notary(self.log, "log", MemoryCache(), origin, [self.signer])
+        note = notary.checkpoint(self.size, self.signer.key.public)
+        offer = notary.offer(since, self.size, note)
+        path = [part.hex() for part in offer.path]
+        return {"since": since, "path": path, "note": offer.note}
+
+
+@dataclass
+class Scene:
+    """A site's listener, and a coordinator that says what the test puts into `says`."""
+
+    lab: Lab
+    small: Small
+    log: Log
+    tools: Tools
+    situation: Situation
+    listener: Listener
+    events: list[Event]
+    says: dict[str, Any] = field(default_factory=dict)
+
+    def answer(self, heard: Heard) -> tuple[int, dict[str, Any]]:
+        asked = json.loads(heard.body)
+        told = {"mark": "m", "now_ms": NOW_MS, "offer": self.log.offer(asked["seen_size"])}
+        return 200, told | self.says
+
+    def invite(self, duty: d.SiteDuty, **changes: Any) -> None:
+        who = {"federation": WHO.federation, "site": SITE, "plan": self.lab.reviewed.plan}
+        who |= {"key": self.log.signer.key, **changes}
+        signed = sign_duty(who["federation"], who["site"], duty, who["plan"], who["key"])
+        self.says["invitation"] = signed.model_dump()
+
+    def asked(self) -> dict[str, Any]:
+        """The newest question."""
+        found = [heard for heard in self.small.heard if heard.path == "/v1/ask"]
+        told = json.loads(found[-1].body)
+        assert isinstance(told, dict)
+        return told
+
+    @property
+    def state(self) -> p.Participant:
+        return self.tools.machine.state
+
+    def approve(self) -> None:
+        study = self.lab.reviewed
+        self.tools.machine.feed(p.Approve(study.task_hash, study.plan_digest, NOW_MS))
+
+    def train(self, number: int = 1, deadline_ms: int = LATER_MS) -> d.Train:
+        study = self.lab.reviewed
+        return d.Train(
+            number, SEAT, MODEL, None, study.plan_digest, study.task_hash, deadline_ms, False
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    folder = tmp_path / "coordinator"
+    folder.mkdir()
+    with small_coordinator(folder) as small:
+        made = _scene(tmp_path, small)
+        small.routes["POST", "/v1/ask"] = made.answer
+        small.routes["GET", "/v1/study"] = lambda _: (200, made.lab.reviewed.sheet.model_dump())
+        yield made
+        made.tools.client.close()
+        made.lab.home.close()
+
+
+def _scene(tmp_path: Path, small: Small) -> Scene:
+    log = Log()
+    log.grow(b"one", b"two", b"three")
+    made = lab(tmp_path)
+    home = made.home
+    home._write_sheet(WHO.model_copy(update={"log_key": log.signer.key.public.hex()}))
+    clock = SharedClock()
+    context = verified_context(small.authority.pem())
+    client = Client(small.url, context, Identity(SITE, AUDIENCE, home.key))
+    transfer = Transfer(client, home.blobs, home.path / "incoming")
+    events: list[Event] = []
+    tools = Tools(
+        home=home,
+        machine=Machine(home.log, clock),
+        clock=clock,
+        client=client,
+        transfer=transfer,
+        studies=Studies(home, client, transfer),
+        tell=events.append,
+        progress=lambda *_: None,
+    )
+    situation = Situation()
+    return Scene(made, small, log, tools, situation, Listener(tools, situation), events)
+
+
+# ---- what holds ---------------------------------------------------------------------
+
+
+def test_invitation_that_holds_is_taken_by_the_coordinators_time(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    assert (scene.state.stage, scene.state.round) == (Stage.TRAINING, 1)
+    assert scene.situation.duty == scene.train()
+    assert scene.situation.may_work
+    assert NOW_MS <= scene.tools.clock.now_ms() < NOW_MS + 10_000
+
+
+def test_deadline_that_moved_is_noted(scene: Scene) -> None:
+    scene.approve()
+    for deadline_ms in (LATER_MS, LATER_MS + 1000):
+        scene.invite(scene.train(deadline_ms=deadline_ms))
+        assert scene.listener.ask()
+    assert scene.state.deadline_ms == LATER_MS + 1000
+
+
+def test_checkpoint_is_cosigned_once_it_is_durable(scene: Scene) -> None:
+    scene.listener.ask()
+    assert scene.asked()["cosignature"] == ""
+    assert (scene.state.seen_size, scene.asked()["seen_size"]) == (3, 0)
+    scene.listener.ask()
+    witness = Verifier(SITE, scene.lab.home.key.public)
+    assert [sign.witness for sign in cosignatures(scene.asked()["cosignature"], [witness])] == [
+        SITE
+    ]
+    scene.listener.ask()
+    assert scene.asked()["cosignature"] == ""  # nothing new to sign
+
+
+def test_log_that_grows_is_followed(scene: Scene) -> None:
+    scene.listener.ask()
+    scene.log.grow(b"four", b"five")
+    scene.listener.ask()
+    assert scene.state.seen_size == 5
+
+
+def test_round_is_settled_before_the_next_is_taken(scene: Scene) -> None:
+    scene.approve()
+    _sent(scene)
+    scene.invite(scene.train(2))
+    assert not scene.listener.ask()  # not yet: how round 1 ended was not told
+    assert scene.state.round == 1
+    assert scene.asked()["unsettled"] == 1
+    scene.says["settled"] = {"round": 1, "is_counted": True}
+    assert scene.listener.ask()
+    assert (scene.state.round, scene.state.unsettled) == (2, 0)
+    assert scene.state.private_state == MODEL
+    assert scene.asked()["have"] == ""
+
+
+def _sent(scene: Scene) -> None:
+    """Round 1 is trained and sent; its end is not known."""
+    scene.tools.clock.observe(NOW_MS)
+    feed = scene.tools.machine.feed
+    feed(p.Asked(scene.train(), NOW_MS))
+    feed(p.Trained(1, MODEL, MODEL, 10, NOW_MS))
+    feed(p.Heard(p.SendUpdate(1, MODEL), NOW_MS))
+
+
+def test_round_that_is_over_is_over_for_its_evaluation(scene: Scene) -> None:
+    scene.approve()
+    _sent(scene)
+    scene.invite(d.Evaluate(1, SEAT, MODEL, MODEL, 0, LATER_MS))
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.EVALUATING
+    scene.says = {"settled": {"round": 1, "is_counted": False}}
+    assert scene.listener.ask()
+    assert scene.situation.duty is None  # so the worker ends it
+    assert (scene.state.unsettled, scene.state.private_state) == (0, None)
+
+
+def test_what_waits_for_approval_is_taken_when_somebody_approves(scene: Scene) -> None:
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.IDLE
+    assert scene.events[-1].kind is Kind.APPROVAL
+    scene.listener.ask()
+    assert scene.asked()["objection"] == "E0312"
+    scene.approve()
+    assert scene.situation.waiting is not None
+    assert scene.listener.consider(scene.situation.waiting)
+    assert scene.state.stage is Stage.TRAINING
+
+
+def test_listed_task_needs_no_asking(scene: Scene) -> None:
+    task = scene.lab.reviewed.task_hash.hex()
+    Policy(approve="listed", tasks=(task,)).write(scene.lab.home.policy_file)
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.TRAINING
+
+
+def test_study_is_fetched_and_kept(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train())
+    scene.listener.ask()
+    assert scene.small.paths("GET") == ["/v1/study"]  # its blobs are here
+    assert (scene.lab.home.path / "study.json").exists()
+
+
+# ---- what the site's own people forbid ----------------------------------------------
+
+
+def test_policy_declines(scene: Scene) -> None:
+    scene.approve()
+    Policy(min_sites=100).write(scene.lab.home.policy_file)
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    assert (scene.state.stage, scene.state.failure) == (Stage.REPORTING, Failure.POLICY)
+    assert scene.situation.duty is None
+
+
+def test_site_on_hold_says_so(scene: Scene) -> None:
+    scene.approve()
+    scene.tools.machine.feed(p.HoldSite(NOW_MS))
+    scene.invite(scene.train())
+    scene.listener.ask()
+    assert scene.asked()["objection"] == "E0313"
+    assert scene.state.failure is Failure.POLICY
+
+
+# ---- lies ---------------------------------------------------------------------------
+
+
+def test_invitation_of_another_key_is_refused(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train(), key=SigningKey.generate())
+    with pytest.raises(SignatureError):
+        scene.listener.ask()
+    assert scene.state.stage is Stage.IDLE
+
+
+@pytest.mark.parametrize("changes", [{"site": "0" * 32}, {"federation": "0" * 32}])
+def test_invitation_of_another_site_is_refused(scene: Scene, changes: dict[str, str]) -> None:
+    scene.approve()
+    scene.invite(scene.train(), **changes)
+    with pytest.raises(WireError, match="another site"):
+        scene.listener.ask()
+    assert scene.state.stage is Stage.IDLE
+
+
+def test_invitation_that_contradicts_the_plan_is_refused(scene: Scene) -> None:
+    scene.approve()
+    plan = scene.lab.reviewed.plan
+    training = plan.training.model_copy(update={"epochs": plan.training.epochs + 1})
+    other: Plan = plan.model_copy(update={"training": training})
+    scene.invite(scene.train(), plan=other)
+    with pytest.raises(VerificationError, match="otherwise"):
+        scene.listener.ask()
+    assert scene.state.stage is Stage.IDLE
+
+
+def test_invitation_to_another_study_is_refused(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(replace(scene.train(), task=MODEL))
+    with pytest.raises(VerificationError, match="another study"):
+        scene.listener.ask()
+
+
+def test_invitation_that_is_over_is_not_taken(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train(deadline_ms=NOW_MS - 1))
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.IDLE
+    assert scene.situation.duty is None
+
+
+def test_text_of_an_invitation_cannot_be_changed(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train())
+    told = Signature.model_validate(scene.says["invitation"])
+    changed = told.text.replace('"is_urgent":false', '"is_urgent":true')
+    assert changed != told.text
+    scene.says["invitation"] = {"text": changed, "signature": told.signature}
+    with pytest.raises(SignatureError):
+        scene.listener.ask()
+
+
+def test_log_that_forked_stops_the_work_until_it_is_mended(scene: Scene) -> None:
+    scene.approve()
+    scene.listener.ask()
+    good, scene.log = scene.log, Log(scene.log.signer)
+    scene.log.grow(b"one", b"two", b"other")
+    scene.invite(scene.train())
+    assert not scene.listener.ask()
+    assert not scene.situation.may_work
+    assert scene.state.stage is Stage.IDLE
+    assert (scene.events[-1].kind, scene.events[-1].code) == (Kind.REFUSED, "E0903")
+    assert not scene.listener.ask()
+    assert scene.asked()["objection"] == "E0903"
+    scene.log = good
+    assert scene.listener.ask()
+    assert scene.situation.may_work
+    assert scene.state.stage is Stage.TRAINING
+
+
+def test_log_that_shrank_is_refused(scene: Scene) -> None:
+    scene.listener.ask()
+    scene.log = Log(scene.log.signer)
+    scene.log.grow(b"one")
+    assert not scene.listener.ask()
+    assert scene.events[-1].code == "E0903"
+
+
+def test_checkpoint_of_an_unknown_key_is_refused(scene: Scene) -> None:
+    scene.log = Log()
+    scene.log.grow(b"one")
+    assert not scene.listener.ask()
+    assert scene.events[-1].code == "E0902"
+    assert scene.state.seen_size == 0
+    assert not scene.situation.may_work
+
+
+def test_own_log_that_is_too_short_ends_the_agent(scene: Scene) -> None:
+    scene.approve()
+    scene.says["own_size"] = 2
+    scene.invite(scene.train())
+    with pytest.raises(RestoredBackupError, match="1 facts"):
+        scene.listener.ask()
+    assert scene.asked()["objection"] == "E0905"
+    assert scene.state.stage is Stage.IDLE
+    assert scene.state.seen_size == 0  # nothing of the answer was taken
+
+
+def test_settling_what_is_not_ours_changes_nothing(scene: Scene) -> None:
+    scene.says["settled"] = {"round": 9, "is_counted": True}
+    assert scene.listener.ask()
+    assert not any(isinstance(fact, s.RoundSettled) for _, fact in scene.tools.machine.facts())
