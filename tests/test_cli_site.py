@@ -232,6 +232,7 @@ def test_outbox_model_and_hold(tmp_path: Path) -> None:
 
 def _look_at(site: Site, folder: Path) -> None:
     listed = json.loads(site.command("--json", "site", "outbox").stdout)["data"]["entries"]
+    assert listed.pop(0)["what"] == "report"
     assert [(entry["what"], entry["round"], entry["heard"]) for entry in listed] == [
         ("update", 1, True),
         ("score", 1, True),

@@ -191,7 +191,7 @@ def _table(made: list[OutboxEntry]) -> list[str]:
 
     lines = [f"{'round':>5}  {'what':<8} {'bytes':>13}  {'made':<16}  {'heard':<5}  digest"]
     lines += [
-        f"{entry.round:>5}  {entry.kind.value:<8} {entry.size_bytes:>13,}  "
+        f"{entry.round or '–':>5}  {entry.kind.value:<8} {entry.size_bytes:>13,}  "
         f"{moment(entry.at_ms):<16}  {'yes' if entry.told else 'no':<5}  "
         f"{short(entry.digest.hex())}"
         for entry in made

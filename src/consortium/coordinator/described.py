@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
 
 from consortium.coordinator.problems import PROBLEM, Problem
 from consortium.wire.messages import (
@@ -116,7 +117,8 @@ def _route(body: Body, answer: Answer, extra: dict[str, Any]) -> dict[str, Any]:
         kind = "text/plain" if answer == "text" else "application/x-pem-file"
         text = {"description": "text", "content": {kind: {"schema": {"type": "string"}}}}
         responses[200] = text
-    return {"response_model": model, "responses": responses, "openapi_extra": extra}
+    told = {"response_model": model, "responses": responses, "openapi_extra": extra}
+    return told if model is not None else told | {"response_class": Response}  # it is not JSON
 
 
 def _content(body: type[BaseModel] | Literal["bytes"]) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def connect(home: SiteHome, clock: Clock) -> Client:
     held = home.enrolment
     context = verified_context(home.authority_file.read_bytes())
     client = Client(held.url, context, Identity(held.site, held.audience, home.key))
-    # One that has expired would close every door; a signature still opens that of renewal.
+    # One that has expired would break every connection without a word; without it, the
+    # coordinator says what is wrong.
     if remaining_ms(home.certificate_file.read_bytes(), clock.now_ms()) > 0:
         client.show(home.certificate_file, home.key_file)
     return client

@@ -61,7 +61,9 @@ class Listener:
         stop = self._tools.stop
         while not stop.is_set():
             try:
-                self._do_chores()
+                # Nothing is written before an answer has shown that our log is the newest.
+                if self._situation.is_clear:
+                    self._do_chores()
                 is_taken = self.ask()
             except RestoredBackupError:
                 raise
@@ -85,6 +87,8 @@ class Listener:
         tools, now = self._tools, time.monotonic()
         report = own_report(tools.home)
         if now >= self._report_due or report != self._reported:
+            told = tuple(sorted(report.items()))
+            tools.machine.feed(p.Describe(told, tools.clock.now_ms()))  # before it leaves
             tools.client.call("POST", "/v1/report", Report(report=report), reply=Taken)
             self._reported, self._report_due = report, now + _REPORT_S
         if now >= self._renew_due:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from consortium.core import site_facts as s
 from consortium.core.ids import Digest
+from consortium.core.terms import ReportValue
 from consortium.errors import UsageError
 from consortium.model import digest_of
 from consortium.site.home import SiteHome
 from consortium.site.machine import Machine
-from consortium.wire.messages import FailureNote, ScoreNote
+from consortium.wire.messages import FailureNote, Report, ScoreNote
+
+Reported = tuple[tuple[str, ReportValue], ...]
 
 
 class Sort(Enum):
@@ -22,12 +25,14 @@ class Sort(Enum):
     UPDATE = "update"
     SCORE = "score"
     FAILURE = "failure"
+    REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """One thing that was made to leave. From `at_ms` on it may have left, whether the
-    coordinator has acknowledged it or not."""
+    coordinator has acknowledged it or not. A report belongs to no round, and is not waited
+    for."""
 
     kind: Sort
     round: int
@@ -40,15 +45,18 @@ class OutboxEntry:
 
 def entries(machine: Machine) -> list[OutboxEntry]:
     """All of it, oldest first."""
-    found: dict[tuple[Sort, int], OutboxEntry] = {}
+    found: list[OutboxEntry] = []
+    newest: dict[tuple[Sort, int], int] = {}  # where the last of this kind and round stands
     for _, fact in machine.facts():
         made = _made(fact)
         if made is not None:
-            found[made.kind, made.round] = made
+            newest[made.kind, made.round] = len(found)
+            found.append(made)
         ended = _acknowledged(fact)
-        if ended in found:
-            found[ended] = replace(found[ended], told=True)
-    return list(found.values())
+        if ended in newest:
+            at = newest[ended]
+            found[at] = replace(found[at], told=True)
+    return found
 
 
 def total_bytes(found: Sequence[OutboxEntry]) -> int:
@@ -79,6 +87,11 @@ def failure_body(fact: s.WorkFailed | s.InvitationDeclined) -> bytes:
     return FailureNote(failure=fact.failure.name).model_dump_json().encode()
 
 
+def report_body(report: Reported) -> bytes:
+    """The bytes that tell what a site says of itself."""
+    return Report(report=dict(report)).model_dump_json().encode()
+
+
 def _made(fact: s.SiteFact) -> OutboxEntry | None:
     match fact:
         case s.UpdateSpooled():
@@ -87,6 +100,8 @@ def _made(fact: s.SiteFact) -> OutboxEntry | None:
             return _note(Sort.SCORE, fact.round, score_body(fact), fact.at_ms)
         case s.WorkFailed() | s.InvitationDeclined():
             return _note(Sort.FAILURE, fact.round, failure_body(fact), fact.at_ms)
+        case s.ReportSpooled():
+            return replace(_note(Sort.REPORT, 0, report_body(fact.report), fact.at_ms), told=True)
         case _:
             return None
 

@@ -124,7 +124,7 @@ class Campaign:
     def _check_sites(self) -> None:
         for name in self.network.site_names():
             told = run(["--json", "site", "outbox", "--home", name], self.network.folder)
-            sent = [one for one in json.loads(told)["data"]["entries"] if one["kind"] == "update"]
+            sent = [one for one in json.loads(told)["data"]["entries"] if one["what"] == "update"]
             for number, count in Counter(one["round"] for one in sent).items():
                 if count > 1:
                     self.violations.append(f"{name} made {count} updates for round {number}")

@@ -17,6 +17,7 @@ from consortium.errors import PlanFileError
 
 if TYPE_CHECKING:
     from consortium.cli.demo.interrupts import Interrupts
+    from consortium.cli.demo.show import Show
 
 
 @command
@@ -36,9 +37,13 @@ def demo(
     from consortium.cli.demo.show import Show
     from consortium.cli.demo.story import tell_story
 
-    with Interrupts() as interrupts, _place(folder, interrupts) as place, Show(began) as show:
-        with Processes(place, interrupts, show.tick) as processes:
-            told = tell_story(place, processes, show)
+    with (
+        Interrupts() as interrupts,
+        Show(began) as show,
+        _place(folder, interrupts, show) as place,
+        Processes(place, interrupts, show.tick) as processes,
+    ):
+        told = tell_story(place, processes, show)
     seconds = time.monotonic() - began
     say(f"\nDone in {seconds:.0f} s. Every process has ended{_left(folder)}.")
     say(_next(folder))
@@ -46,7 +51,7 @@ def demo(
 
 
 @contextmanager
-def _place(folder: Path | None, interrupts: Interrupts) -> Iterator[Path]:
+def _place(folder: Path | None, interrupts: Interrupts, show: Show) -> Iterator[Path]:
     """The folder that is asked for, or one that is removed in the end."""
     if folder is not None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -62,6 +67,7 @@ def _place(folder: Path | None, interrupts: Interrupts) -> Iterator[Path]:
     try:
         yield place
     finally:
+        show.doing("removing the temporary folder")
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -46,6 +46,7 @@ class Network:
     studies: list[DemoStudy] = field(default_factory=list)
     coordinator: Process | None = None
     hospitals: dict[str, Process] = field(default_factory=dict)
+    simulations: dict[str, Process] = field(default_factory=dict)
 
     @property
     def data(self) -> Path:
@@ -72,8 +73,8 @@ class Network:
         plans = [study.plan for study in self.studies]
         where = ["--data", str(DEFAULT_FOLDER), "--listen", f"127.0.0.1:{self.port}"]
         arguments = ["serve", *plans, *where, "--seed", SEED]
-        if self.coordinator is None:
-            self.show.command(arguments)
+        is_again = self.coordinator is not None
+        self.show.command(["serve", "…   (as before)"] if is_again else arguments)
         self.show.doing("the coordinator starts")
         self.coordinator = self.processes.start_lasting("coordinator", arguments)
         self.processes.wait_for(self._is_open, "the coordinator listens")
@@ -139,6 +140,21 @@ class Network:
             self.processes.wait_for(lambda process=process: process.is_over, name)  # type: ignore[misc]
 
     # ---- afterwards -----------------------------------------------------------------
+
+    def start_simulations(self) -> None:
+        """Every study once more, in one process each, and each hospital alone."""
+        for study in self.studies:
+            command = ["--json", "simulate", study.plan, "--seed", SEED, "--cross-site"]
+            options = ["--workers", "0"]  # the cores have enough to do
+            process = self.processes.start(f"simulate-{study.name}", [*command, *options])
+            self.simulations[study.name] = process
+
+    def simulated(self, study: DemoStudy) -> Any:
+        """What the simulation of a study gave."""
+        process = self.simulations[study.name]
+        self.show.command(process.arguments[1:])
+        self.show.doing("simulating, and training each hospital alone")
+        return self.processes.result(process)
 
     def audit(self) -> Any:
         """Verify the coordinator's folder, with every receipt that a hospital holds."""

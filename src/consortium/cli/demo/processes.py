@@ -90,18 +90,16 @@ class Processes:
             process.popen.wait()
         _reap_orphans()
 
+    def _die_with_us(self) -> None:
+        """In the new process: if the demo is killed without warning, nothing stays either."""
+        if self._prctl is not None:
+            self._prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+
     # ---- starting and ending --------------------------------------------------------
 
-    def start(self, name: str, arguments: Sequence[str], *, in_spare_time: bool = False) -> Process:
+    def start(self, name: str, arguments: Sequence[str]) -> Process:
         """A command that is looked after later, or waited for with `result`."""
         printed, said = self._logs / f"{name}.out", self._logs / f"{name}.log"
-
-        def before() -> None:
-            if self._prctl is not None:
-                self._prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-            if in_spare_time:
-                os.nice(10)
-
         with self._interrupts.held(), printed.open("ab") as out, said.open("ab") as err:
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "consortium", *arguments],
@@ -111,7 +109,7 @@ class Processes:
                 stderr=err,
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the demo, which ends them itself
-                preexec_fn=before,  # safe: there is one thread
+                preexec_fn=self._die_with_us,  # safe: Python has one thread here
             )
             process = Process(name, tuple(arguments), popen, printed, said)
             self._all.append(process)

@@ -60,7 +60,8 @@ class Show:
 
     def doing(self, text: str) -> None:
         """What is going on until the next line; seen on a terminal only."""
-        self._doing = text
+        if text != self._doing:
+            self._doing, self._drawn = text, 0.0  # what is new is drawn at once
         self.tick()
 
     def tick(self) -> None:
@@ -89,8 +90,10 @@ def shell_line(arguments: Sequence[str]) -> str:
     $ consortium invite city
     """
     lines = ["$ consortium"]
-    for unit in _units(arguments):
-        if len(lines[-1]) + 1 + len(unit) > _WIDTH - len(_FOLD):
+    units = _units(arguments)
+    for place, unit in enumerate(units, 1):
+        room = _WIDTH - (len(_FOLD) if place < len(units) else 0)
+        if len(lines[-1]) + 1 + len(unit) > room:
             lines[-1] += _FOLD
             lines.append("   ")
         lines[-1] += f" {unit}"

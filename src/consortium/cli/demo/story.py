@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from consortium.cli.demo.network import SEED, DemoStudy, Network
-from consortium.cli.demo.processes import Process, Processes
+from consortium.cli.demo.network import DemoStudy, Network
+from consortium.cli.demo.processes import Processes
 from consortium.cli.demo.records import HOSPITALS, Records, write_records
 from consortium.cli.demo.results import (
     Comparison,
@@ -18,7 +18,7 @@ from consortium.cli.demo.results import (
 )
 from consortium.cli.demo.show import Show, folded
 from consortium.cli.demo.watch import Watch, updates_in_log
-from consortium.cli.told import Status
+from consortium.cli.told import OpenRound
 from consortium.errors import AuditError
 
 _KILLED = "county"
@@ -33,15 +33,15 @@ def tell_story(folder: Path, processes: Processes, show: Show) -> dict[str, Any]
     records = write_records(folder / "records")
     _introduce(records, show)
     network = Network(folder, processes, show)
-    has_torch = find_spec("torch") is not None
     show.say("A coordinator and four hospitals: five processes, five keys, TLS with")
-    show.say("certificates on both sides. They are started by the commands that you would type:\n")
+    show.say("certificates on both sides. The commands are those that you would type:\n")
+    has_torch = find_spec("torch") is not None
     network.lock([_COMMON, _ADAPTERS] if has_torch else [_COMMON])
     network.serve()
     told: dict[str, Any] = {"hospitals": {found.hospital.name: _told(found) for found in records}}
-    told["common"] = _run_one(network, records)
+    told[_COMMON] = _run_one(network, records)
     if has_torch:
-        told["adapters"] = _run_two(network, records)
+        told[_ADAPTERS] = _run_two(network, records)
     else:
         show.say("\nRun two needs torch, which is not installed: pip install 'consortium[torch]'")
     told["audit"] = _audit(network)
@@ -82,16 +82,13 @@ def _run_one(network: Network, records: list[Records]) -> dict[str, Any]:
         if hospital is HOSPITALS[0]:
             show.say("  and so each of them. Both sides compare these words by phone:")
         show.say(f"    {hospital.name:<10} {words}")
+    network.start_simulations()  # they are needed later, and there is time now
     show.say("\nRUN ONE: the seven columns that all four have. Weights and scores travel.\n")
     watch = Watch(network, study.name)
     _lose_hospital(network, study, watch)
     _lose_coordinator(network, watch)
-    model = watch.until(lambda told: told.finished is not None, "the last round").model
-    watch.close()
-    network.wait_for_hospitals()
-    found = _simulated(network, study, model, _simulation(network, study))
-    comparison = Comparison.of(found["cross_site"], records)
-    show.say()
+    model = _last_model(network, watch)
+    comparison = _compared(network, study, model, records)
     for line in everywhere_table(comparison):
         show.data(line)
     show.say("\n" + folded(everywhere_words(comparison)))
@@ -101,35 +98,31 @@ def _run_one(network: Network, records: list[Records]) -> dict[str, Any]:
 def _lose_hospital(network: Network, study: DemoStudy, watch: Watch) -> None:
     """Kill one in the middle of a round, see that the round waits, and start it again."""
 
-    def is_at_work(told: Status) -> bool:
-        now = told.round
-        return now is not None and now.number >= _KILL_HOSPITAL_IN and _KILLED in now.waiting_for
+    def is_at_work(now: OpenRound) -> bool:
+        is_awaited = _KILLED in now.waiting_for and _KILLED not in now.received
+        return now.number >= _KILL_HOSPITAL_IN and is_awaited
 
-    watch.until(is_at_work, f"{_KILLED} is at work")
+    watch.until_round(is_at_work, f"{_KILLED} is at work")
     network.kill_hospital(_KILLED)
-    stuck = watch.until(
-        lambda told: told.round is not None and told.round.waiting_for == [_KILLED],
-        f"the round waits for {_KILLED}",
-    ).round
-    assert stuck is not None
-    answered = f"{len(stuck.received)} of {len(stuck.invited)} updates are there"
-    network.show.say(f"# kill -9 {_KILLED}: round {stuck.number} waits for it; {answered}")
+    stuck = watch.until_round(
+        lambda now: now.waiting_for == [_KILLED], f"the round waits for {_KILLED}"
+    )
+    there = f"{len(stuck.received)} of {len(stuck.invited)} updates are there"
+    network.show.say(f"# kill -9 {_KILLED}: round {stuck.number} waits for it; {there}")
     network.restart_hospital(study, _KILLED)
 
 
 def _lose_coordinator(network: Network, watch: Watch) -> None:
     """Kill it in the middle of a round, and start it again with the same command."""
 
-    def has_begun(told: Status) -> bool:
-        now = told.round
-        return now is not None and now.number >= _KILL_COORDINATOR_IN and bool(now.received)
+    def has_begun(now: OpenRound) -> bool:
+        return now.number >= _KILL_COORDINATOR_IN and bool(now.received)
 
-    watch.until(has_begun, "updates arrive")
+    watch.until_round(has_begun, "updates arrive")
     network.kill_coordinator()
     number, updates = updates_in_log(network.data, watch.id)
     there = f"{updates} of {len(HOSPITALS)} updates are in its log"
     network.show.say(f"# kill -9 coordinator: round {number} is open; {there}")
-    network.show.say("$ consortium serve …    (as before)")
     network.serve()
 
 
@@ -140,19 +133,13 @@ def _run_two(network: Network, records: list[Records]) -> dict[str, Any]:
     show, study = network.show, network.studies[1]
     widths = ", ".join(str(len(found.hospital.columns)) for found in records)
     show.say(f"\nRUN TWO: all that each hospital measures ({widths} columns), through a")
-    show.say("first layer of its own that never leaves; the layers behind it are shared. The")
-    show.say("hospitals join it as they joined the first.\n")
-    simulation = _simulation(network, study)
+    show.say("first layer of its own that never leaves; the layers behind it are shared.")
     tokens = network.invite(study)
     for hospital, token in zip(HOSPITALS, tokens, strict=True):
         network.join(study, hospital.name, token)
-    watch = Watch(network, study.name)
-    model = watch.until(lambda told: told.finished is not None, "the last round").model
-    watch.close()
-    network.wait_for_hospitals()
-    found = _simulated(network, study, model, simulation)
-    comparison = Comparison.of(found["cross_site"], records)
-    show.say()
+    show.say("The four have joined it as they joined the first; each loads torch.\n")
+    model = _last_model(network, Watch(network, study.name))
+    comparison = _compared(network, study, model, records)
     for line in home_table(comparison):
         show.data(line)
     show.say("\n" + folded(home_words(comparison)))
@@ -162,22 +149,23 @@ def _run_two(network: Network, records: list[Records]) -> dict[str, Any]:
 # ---- evidence -----------------------------------------------------------------------
 
 
-def _simulation(network: Network, study: DemoStudy) -> Process:
-    """The same study in one process, while the hospitals leave time for it."""
-    arguments = ["simulate", study.plan, "--seed", SEED, "--cross-site"]
-    return network.processes.start(f"simulate-{study.name}", ["--json", *arguments])
+def _last_model(network: Network, watch: Watch) -> str:
+    """The digest of the model that the network has made, when it is done."""
+    model = watch.until(lambda told: told.finished is not None, "the last round").model
+    watch.close()
+    network.wait_for_hospitals()
+    assert model is not None
+    return model
 
 
-def _simulated(network: Network, study: DemoStudy, model: str | None, process: Process) -> Any:
-    """What the simulation gave: the model must be the one that the network made."""
+def _compared(network: Network, study: DemoStudy, model: str, records: list[Records]) -> Comparison:
+    """Each hospital alone, from a simulation that must give the network's model."""
     network.show.say("\nThe same study, simulated in one process with nobody killed:")
-    network.show.command(process.arguments[1:])
-    network.show.doing("simulating, and training each hospital alone")
-    found = network.processes.result(process)
+    found = network.simulated(study)
     if found["model"] != model:
         raise AuditError(f"{study.name}: the network made another model than the simulation")
-    network.show.say(f"  the same model, bit for bit: {str(model)[:16]}…")
-    return found
+    network.show.say(f"  the same model, bit for bit: {model[:16]}…\n")
+    return Comparison.of(found["cross_site"], records)
 
 
 def _audit(network: Network) -> Any:
@@ -186,7 +174,7 @@ def _audit(network: Network) -> Any:
     network.stop_coordinator()
     found = network.audit()
     show.data(
-        f"  ok: {found['facts']} facts, {found['blobs']} blobs, {found['signatures']} signed "
-        f"requests, {found['receipts']} receipts; every sum done again"
+        f"ok: {found['facts']} facts, {found['blobs']} blobs, {found['signatures']} signed "
+        f"requests, {found['receipts']} receipts"
     )
     return {key: found[key] for key in ("facts", "blobs", "signatures", "receipts", "checkpoints")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,15 @@ from consortium.cli.demo.show import Show
 from consortium.cli.operator import Operator
 from consortium.cli.rounds import RoundTable
 from consortium.cli.status import status_line
-from consortium.cli.told import Status, read_view
+from consortium.cli.told import OpenRound, Status, read_view
 from consortium.core.terms import Metric
 from consortium.drive.history import RoundRecord
-from consortium.errors import NotEnrolledError, UnreachableError
+from consortium.errors import InternalError, NotEnrolledError, UnreachableError
 
 if TYPE_CHECKING:
     from consortium.cli.demo.network import Network
+
+_BUSY_S, _IDLE_S = 0.03, 0.2
 
 
 class Watch:
@@ -30,6 +33,7 @@ class Watch:
         self._path = Operator.path_of(name)
         self._operator: Operator | None = None
         self._shown = 0
+        self._due = 0.0
         self.id = ""
 
     def close(self) -> None:
@@ -42,7 +46,7 @@ class Watch:
         found: list[Status] = []
 
         def look() -> bool:
-            status = self._look()
+            status = self._look() if time.monotonic() >= self._due else None
             if status is not None and holds(status):
                 found.append(status)
             return bool(found)
@@ -50,8 +54,21 @@ class Watch:
         self._processes.wait_for(look, what)
         return found[0]
 
+    def until_round(self, holds: Callable[[OpenRound], bool], what: str) -> OpenRound:
+        """Watch until it holds for the open round; that round."""
+        found = self.until(
+            lambda told: (
+                told.finished is not None or (told.round is not None and holds(told.round))
+            ),
+            what,
+        ).round
+        if found is None:
+            raise InternalError(f"the last round was over before this was seen: {what}")
+        return found
+
     def _look(self) -> Status | None:
-        """None while nobody answers."""
+        """None while nobody answers. Often while rounds go by, seldom while nothing happens:
+        each look costs the coordinator something."""
         try:
             if self._operator is None:
                 self._operator = Operator(self._folder)
@@ -62,7 +79,9 @@ class Watch:
                 self._tell(self._operator.get(f"{self._path}/rounds"), ended)
         except (UnreachableError, NotEnrolledError):
             self.close()
+            self._due = time.monotonic() + _IDLE_S
             return None
+        self._due = time.monotonic() + (_IDLE_S if status.round is None else _BUSY_S)
         self.id = raw["id"]
         self._show.doing(status_line(status))
         return status

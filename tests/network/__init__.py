@@ -1,0 +1,1 @@
+"""Real processes on this machine, looked at from outside."""
