@@ -15,7 +15,7 @@ help:  ## list these commands
 
 setup: .venv/ready  ## make .venv with all that is needed
 
-demo: .venv/ready  ## one model at five sites on real records; killed, gone on, audited
+demo: .venv/ready  ## four hospitals and a coordinator train here: killed, gone on, audited
 	@$(BIN)/consortium demo
 
 test: .venv/ready  ## all tests, with the coverage that the heart must have

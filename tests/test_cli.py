@@ -283,25 +283,6 @@ def test_explain_takes_what_people_paste() -> None:
     assert "consortium explain E0303" in done.stderr
 
 
-def test_the_demo_is_killed_goes_on_and_is_audited(tmp_path: Path) -> None:
-    done = run("demo", "--folder", str(tmp_path / "demo"))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    rounds = [line.split() for line in lines if " accepted" in line]
-    assert [int(row[0]) for row in rounds] == list(range(1, 9))
-    assert "lost site-3 (resources)" in done.stdout
-    assert [int(row[3]) for row in rounds] == [0, 0, 1, 1, 0, 0, 0, 0]
-    assert "killed (kill -9); round 5 is" in done.stderr
-    assert "the same model, bit for bit, as an uninterrupted run gives" in lines
-    sites = [line.split() for line in lines if line.startswith("site-")]
-    assert len(sites) == 5
-    together = float(sites[0][-1])
-    assert together > 0.95
-    assert all(float(site[2]) <= together for site in sites)
-    assert lines[-1].startswith("audit: ok, ")
-    assert (tmp_path / "demo" / "consortium.toml").exists()
-
-
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run("--help")

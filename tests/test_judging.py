@@ -126,7 +126,7 @@ def verdict(
     evaluations: int = 2,
 ) -> Outcome:
     both = (candidate, candidate), (base, base)
-    return judge(terms, Judge(1, BASE, evaluations, *both, recent, terms)).outcome
+    return judge(Judge(1, BASE, evaluations, *both, recent, terms)).outcome
 
 
 LOSS = replace(TERMS, judged_by="loss")
@@ -161,4 +161,4 @@ def test_too_few_evaluations_judge_nothing() -> None:
 def test_without_a_gate_or_an_evaluation_everything_passes() -> None:
     assert verdict(0.1, 1.0, terms=replace(TERMS, is_gated=False)) is Outcome.ACCEPTED
     silent = replace(TERMS, judged_by="", evaluation_quorum=0)
-    assert judge(silent, Judge(1, BASE, 0, (), (), (), silent)).outcome is Outcome.ACCEPTED
+    assert judge(Judge(1, BASE, 0, (), (), (), silent)).outcome is Outcome.ACCEPTED

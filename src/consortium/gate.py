@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from consortium.core.duties import Judge
 from consortium.core.facts import Outcome
-from consortium.core.terms import PPM, Terms
+from consortium.core.terms import PPM
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,9 @@ class Judgement:
     reason: str
 
 
-def judge(terms: Terms, duty: Judge) -> Judgement:
+def judge(duty: Judge) -> Judgement:
     """The outcome for a candidate that has its layout and is finite."""
+    terms = duty.terms
     if not terms.is_gated:
         return Judgement(Outcome.ACCEPTED, "the plan has no gate")
     if duty.evaluations < terms.evaluation_quorum:

@@ -249,7 +249,7 @@ def test_failure_and_unknown_failure(office: Office) -> None:
 
 
 def test_score_without_evaluation_is_refused(office: Office) -> None:
-    player = [enrol(office, f"site-{n}") for n in range(3)][0]
+    player, *_ = [enrol(office, f"site-{n}") for n in range(3)]
     until(lambda: player.ask().invitation is not None)
     note = ScoreNote(model="0" * 64, samples=1, candidate=[1.0], base=[1.0])
     with pytest.raises((DeadlineExpiredError, UnauthorizedClientError)):

@@ -9,6 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from consortium.coordinator.files import Asked, asked_range
+from consortium.core.ids import Digest
 from consortium.wire.signing import sign
 from tests.coordinator.wired import Answered, Site, Wired, wire
 
@@ -123,6 +124,15 @@ def test_what_is_no_digest_is_refused(sites: list[Site], digest: str) -> None:
     told = get(sites[0], digest)
     assert told.status in (404, 422)
     assert told.code == "E0810"
+
+
+def test_blob_that_is_no_longer_there(wired: Wired, sites: list[Site], base: str) -> None:
+    path = wired.office.desk_of(sites[0].row).blobs.path(Digest(bytes.fromhex(base)))
+    away = path.rename(path.with_suffix(".away"))
+    told = get(sites[0], base)
+    away.rename(path)
+    assert (told.status, told.code) == (404, "E0602")
+    assert get(sites[0], base).status == 200
 
 
 def test_download_that_is_cut_leaves_the_server_in_peace(

@@ -122,6 +122,19 @@ def test_peer_that_hangs_up_waits_no_longer(wired: Wired) -> None:
     until(lambda: waiting(wired) == 0)
 
 
+def test_trouble_while_looking_wakes_who_waits(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = wired.enrol("site-0")
+    waiter = Waiter(site)
+    monkeypatch.setattr(wired.office.desk_of(site.row), "has_news", None)
+    assert site.call("POST", "/v1/report", {"report": {"cases": 3}}).status == 200
+    assert waiter.join().json["mark"] == waiter.mark
+    assert "no telling" in caplog.text
+    monkeypatch.undo()
+    assert site.ask(have=waiter.mark, wait_ms=200).status == 200  # and it looks again
+
+
 def test_end_of_the_server_ends_all_waits(tmp_path: Path) -> None:
     with wire(tmp_path) as wired:
         site = wired.enrol("site-0")

@@ -6,13 +6,14 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
 
-from consortium.coordinator import routes_open, routes_operator, routes_seed, routes_site
+from consortium.coordinator import bodies, routes_open, routes_operator, routes_seed, routes_site
 from consortium.coordinator.app import make_app
 from consortium.coordinator.problems import Problem, problem, refusal, status_of
 from consortium.errors import Fault, every_error
@@ -133,6 +134,32 @@ def test_trouble_with_the_disk_is_ours_and_passes(tmp_path: Path) -> None:
     assert (told.status, told.code) == (503, "E0604")
     assert told.headers["retry-after"] == "2"
     assert str(tmp_path).encode() not in told.body
+
+
+def test_body_that_does_not_come_is_not_waited_for(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "IDLE_S", 0.2)
+    connection = wired.connect()
+    connection.putrequest("POST", "/v1/enrol")
+    connection.putheader("Content-Length", "10")
+    connection.endheaders(b"12345")
+    response = connection.getresponse()
+    assert (response.status, response.getheader("connection")) == (408, "close")
+    assert b"E0810" in response.read()
+    connection.close()
+
+
+def test_what_is_still_missing_is_not_remembered(tmp_path: Path) -> None:
+    with wire(tmp_path) as wired:
+        site = wired.in_training()[0]
+        data = site.update()
+        digest = sha256(data).hexdigest()
+        body = f'{{"update":"{digest}","size_bytes":{len(data)}}}'.encode()
+        line = site.line("POST", "/v1/rounds/1/update", body, round=1)
+        assert site.send(line, body).code == "E0602"
+        site.upload(data)
+        assert site.send(line, body).status == 200
 
 
 def test_our_own_trouble_is_not_remembered(

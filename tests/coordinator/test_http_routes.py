@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from consortium.coordinator.office import Office
+from consortium.coordinator.routes_seed import _meant
 from consortium.crypto.authority import fingerprint, request_certificate
+from consortium.drive.clock import SystemClock
+from consortium.errors import UnknownFederationError
 from consortium.wire.signing import read_envelope
 from tests.coordinator.wired import FEDERATION, SIZE, Site, Wired, until, wire
 
@@ -135,7 +139,9 @@ def is_to_evaluate(site: Site) -> bool:
 
 def test_site_leaves_and_is_out(wired: Wired) -> None:
     site = wired.enrol("site-0")
-    assert site.call("POST", "/v1/leave").json == {"taken": True}
+    line = site.line("POST", "/v1/leave")
+    assert site.send(line, b"").json == {"taken": True}
+    assert site.send(line, b"").json == {"taken": True}  # when the first answer got lost
     assert site.ask().status in (401, 403)
     assert site.ask().code in ("E0301", "E0814")
 
@@ -169,6 +175,10 @@ def test_operator_orders(wired: Wired) -> None:
     started = wired.order("POST", "/federated/server/start", {})
     assert started.json["status"] == "started"
     assert started.json["config"]["federation"]["name"] == FEDERATION
+    named = {"federation": FEDERATION}
+    assert wired.order("POST", "/federated/server/start", named).status == 200
+    other = wired.order("POST", "/federated/server/start", {"federation": "other"})
+    assert (other.status, other.code) == (404, "E0819")
     until(lambda: wired.order("GET", F).json["round"] is not None)
     revoked = wired.order("POST", f"{F}/sites/site-0/revoke")
     assert revoked.json == {"name": "site-0", "revoked": True}
@@ -192,6 +202,27 @@ def test_metrics_tell_what_was_asked(wired: Wired) -> None:
     assert f'consortium_round_step{{federation="{FEDERATION}",step="training"}} 0.0' in text
     assert "process_resident_memory_bytes" in text
     assert "site-0" not in text and site.row.id not in text
+
+
+def test_metrics_tell_how_rounds_ended(wired: Wired) -> None:
+    wired.in_training()
+    wired.order("POST", f"{F}/hold")
+    assert f'consortium_round{{federation="{FEDERATION}"}} 1.0' in metrics(wired)
+    wired.order("POST", f"{F}/rounds/1/cancel")
+    failed = f'consortium_rounds_total{{federation="{FEDERATION}",outcome="failed"}} 1.0'
+    assert failed in metrics(wired)
+    assert f'consortium_round{{federation="{FEDERATION}"}} 0.0' in metrics(wired)
+
+
+def metrics(wired: Wired) -> str:
+    return wired.order("GET", "/metrics").body.decode()
+
+
+def test_seed_routes_need_a_name_where_there_are_several(tmp_path: Path) -> None:
+    office = Office(tmp_path, SystemClock())
+    with pytest.raises(UnknownFederationError):
+        _meant(office, None)
+    office.close()
 
 
 def test_every_route_of_the_specification_is_there(wired: Wired) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from consortium.core import codec
 from consortium.core import facts as f
-from consortium.core.codec import decode, encode, kinds_in
+from consortium.core import site_facts as s
+from consortium.core.codec import decode, encode, kinds_in, site_kinds
 from consortium.core.ids import Digest, Seat, Secret
 from consortium.core.terms import Condition
 from consortium.errors import CodecError
@@ -54,6 +55,13 @@ def test_bytes_worked_out_by_hand() -> None:
     # kind 27; round 300 = 0b10_0101100; two runs: gap 1, length 3; gap 3, length 1; time 5
     closed = f.RoundClosed(300, (Seat(1), Seat(2), Seat(3), Seat(7)), 5)
     assert encode(closed) == bytes([27, 0xAC, 0x02, 2, 1, 3, 3, 1, 5])
+
+
+def test_sites_own_facts_are_read_with_their_own_table() -> None:
+    settled = s.RoundSettled(3, True, 5)
+    assert decode(encode(settled), site_kinds) == settled
+    with pytest.raises(CodecError):
+        decode(encode(settled))
 
 
 def test_kind_numbers_are_unique_and_tell_the_two_logs_apart() -> None:

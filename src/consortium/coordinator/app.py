@@ -20,7 +20,7 @@ from consortium.coordinator.described import describe
 from consortium.coordinator.edge import Edge
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
-from consortium.coordinator.problems import add_handlers, unexpected
+from consortium.coordinator.problems import add_handlers, route_of, unexpected
 from consortium.wire.messages import MAX_CHUNK_BYTES
 
 # Whatever the environment says. Versions of the framework that have none take no notice.
@@ -106,8 +106,7 @@ class Outermost:
             self._count(scope, course)
 
     def _count(self, scope: Scope, course: _Course) -> None:
-        route = getattr(scope.get("route"), "path", "none")  # the template: no digests, no names
-        seconds = time.perf_counter() - course.started_s
+        route, seconds = route_of(scope), time.perf_counter() - course.started_s
         self._metrics.count(scope["method"], route, course.status, seconds)
         self._metrics.count_bytes(course.received, course.sent)
         if _log.isEnabledFor(logging.DEBUG):

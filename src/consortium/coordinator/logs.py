@@ -60,7 +60,8 @@ class PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         code = f" [{record.code}]" if hasattr(record, "code") else ""
         level = "" if record.levelno <= logging.INFO else f" {record.levelname.lower()}:"
-        line = f"{_moment(record.created)[11:19]}{level} {record.getMessage()}{code}"
+        message = "".join(one if one.isprintable() else "?" for one in record.getMessage())
+        line = f"{_moment(record.created)[11:19]}{level} {message}{code}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -23,6 +29,8 @@ class Metrics:
     """The counters of the HTTP edge, and gauges that are read when somebody looks."""
 
     def __init__(self, office: Office, waiting: Callable[[Desk], int]) -> None:
+        # Without a second series for each that says since when: nobody asks.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_Federations(office, waiting))

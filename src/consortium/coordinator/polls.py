@@ -1,12 +1,14 @@
 """Sites that wait for news: any number of them, in no thread.
 
 When something was appended, one thread asks for all who wait whether there is news for them;
-only those wake up. What is appended meanwhile is asked for together, a moment later.
+only those wake up. What is appended meanwhile is asked for together, a moment later. Who has
+just begun to wait is asked for alone: something may have been appended since its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from consortium.coordinator.threads import Threads
 from consortium.errors import ConsortiumError
 from consortium.wire.messages import Ask
 
+_log = logging.getLogger(__name__)
 _PAUSE_S = 0.01  # between two looks at all who wait
 
 
@@ -34,8 +37,31 @@ class _Room:
 
     desk: Desk
     polls: set[_Poll] = field(default_factory=set)
-    has_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    newcomers: set[_Poll] = field(default_factory=set)
+    has_changed: bool = False
+    stirs: asyncio.Event = field(default_factory=asyncio.Event)
     looking: asyncio.Task[None] | None = None
+
+    def change(self) -> None:
+        self.has_changed = True
+        self.stirs.set()
+
+    def enter(self, poll: _Poll) -> None:
+        self.polls.add(poll)
+        self.newcomers.add(poll)
+        self.stirs.set()
+
+    def leave(self, poll: _Poll) -> None:
+        self.polls.discard(poll)
+        self.newcomers.discard(poll)
+
+    def to_look_at(self) -> tuple[_Poll, ...]:
+        """For whom there may be news since the last look."""
+        found = tuple(self.polls if self.has_changed else self.newcomers)
+        self.has_changed = False
+        self.newcomers.clear()
+        self.stirs.clear()
+        return found
 
 
 class Polls:
@@ -53,15 +79,14 @@ class Polls:
             return
         room = self._room(desk)
         poll = _Poll(site, ask, asyncio.get_running_loop().create_future())
-        room.polls.add(poll)
-        room.has_changed.set()  # what was appended since the site was last answered
+        room.enter(poll)
         try:
             waits_for: Iterable[asyncio.Future[None]] = (poll.woken, gone)
             await asyncio.wait(
                 waits_for, timeout=ask.wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            room.polls.discard(poll)
+            room.leave(poll)
 
     def waiting(self, desk: Desk) -> int:
         """How many wait for this federation."""
@@ -85,19 +110,21 @@ class Polls:
 
             def tell() -> None:
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(room.has_changed.set)
+                    loop.call_soon_threadsafe(room.change)
 
             desk.watch(tell)
         return room
 
     async def _look(self, room: _Room) -> None:
         while not self._is_closed:
-            await room.has_changed.wait()
-            room.has_changed.clear()
-            polls = tuple(room.polls)
-            if polls:
+            await room.stirs.wait()
+            polls = room.to_look_at()
+            try:
                 _wake(await self._threads.read(partial(_with_news, room.desk, polls)))
-                await asyncio.sleep(_PAUSE_S)
+            except Exception:  # whoever waits will find out what it is when it asks
+                _log.exception("there is no telling for whom there is news")
+                _wake(polls)
+            await asyncio.sleep(_PAUSE_S)
 
 
 def _with_news(desk: Desk, polls: tuple[_Poll, ...]) -> list[_Poll]:

@@ -15,6 +15,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from consortium.errors import (
     ConsortiumError,
@@ -86,6 +87,11 @@ def unexpected(error: Exception) -> Response:
     return refusal(InternalError("unexpected"))
 
 
+def route_of(scope: Scope) -> str:
+    """The template of a request's route: what is in its place is not for logs and counters."""
+    return getattr(scope.get("route"), "path", "none")
+
+
 def add_handlers(app: FastAPI) -> None:
     """Let every error of a route be a problem."""
     app.add_exception_handler(ConsortiumError, _refused)
@@ -99,11 +105,14 @@ async def _refused(request: Request, error: Exception) -> Response:
     is_ours = told.status_code >= _FIRST_SERVER_STATUS
     _log.log(
         logging.ERROR if is_ours else logging.INFO,
-        "refused %s %s: %s",
-        request.method,
-        request.url.path,
+        "refused: %s",
         error.message,
-        extra={"code": error.code, "status": told.status_code},
+        extra={
+            "code": error.code,
+            "status": told.status_code,
+            "method": request.method,
+            "route": route_of(request.scope),
+        },
     )
     return told
 

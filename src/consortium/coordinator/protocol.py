@@ -14,7 +14,7 @@ from asyncio import sslproto
 from contextlib import suppress
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from consortium.coordinator.problems import PROBLEM, problem
 from consortium.errors import WireError
@@ -35,9 +35,11 @@ class SiteProtocol(HttpToolsProtocol):
     """One connection."""
 
     _extensions: dict[str, Any]
+    _unanswered: list[RequestResponseCycle]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unanswered = []
         tls = transport.get_extra_info("ssl_object")
         shown = None if tls is None else tls.getpeercert(binary_form=True)
         self._extensions = {EXTENSION: {CERTIFICATE: shown}}
@@ -55,6 +57,19 @@ class SiteProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._unanswered = [one for one in self._unanswered if not one.response_complete]
+        self._unanswered.append(self.cycle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn tells only the newest request, but a peer may have sent several at once."""
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        super().connection_lost(exc)
+
     def _await_request(self) -> None:
         """A peer that connects, or sends half a request's head, must go on within this time."""
         is_idle = self.cycle is None or self.cycle.response_complete
@@ -64,9 +79,13 @@ class SiteProtocol(HttpToolsProtocol):
             )
 
     def end_if_idle(self) -> None:
-        """Hang up without waiting for the peer to say goodbye, unless an answer is under way."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.abort()
+        """Hang up, unless an answer is under way."""
+        if all(cycle.response_complete for cycle in self._unanswered):
+            self.end()
+
+    def end(self) -> None:
+        """Hang up without waiting for the peer to say goodbye."""
+        self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets a problem, as everything else does."""

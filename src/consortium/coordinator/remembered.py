@@ -1,7 +1,7 @@
 """Requests with effects have them once: what was said is kept, and said again.
 
-Only what is final is kept: an answer, or a refusal that is the caller's affair. After our own
-trouble the same request may be tried again.
+Only what is final is kept: an answer, or a refusal that is the caller's fault. After trouble
+on our side, or with something still missing here, the same request may be tried again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from hashlib import sha256
 
 from pydantic import BaseModel
 
-from consortium.coordinator.problems import problem, status_of
+from consortium.coordinator.problems import problem
 from consortium.coordinator.registry import Registry
 from consortium.coordinator.rows import Answer
 from consortium.drive.clock import Clock
-from consortium.errors import ConsortiumError, ReplayedNonceError
+from consortium.errors import ConsortiumError, Fault, ReplayedNonceError
 from consortium.wire.signing import RequestLine
 
 KEPT_MS = 7 * 86_400_000  # an agent that lost an answer asks again within days, or never
 _STRIPES = 64
-_OK, _FIRST_SERVER_STATUS = 200, 500
+_OK = 200
 
 
 class Remembered:
@@ -33,8 +33,8 @@ class Remembered:
         self._stripes = [threading.Lock() for _ in range(_STRIPES)]
 
     def once(self, line: RequestLine, perform: Callable[[], BaseModel]) -> Answer:
-        """The answer to this request: the kept one, or that of `perform`. A refusal with a
-        status of 500 and above is raised, the others are answers too."""
+        """The answer to this request: the kept one, or that of `perform`. A refusal that is
+        final is an answer too; others are raised."""
         request = sha256(line.message()).hexdigest()
         with self._stripes[hash((line.site, line.nonce)) % _STRIPES]:
             kept = self._registry.answer(line.site, line.nonce)
@@ -56,6 +56,6 @@ def _performed(perform: Callable[[], BaseModel]) -> tuple[int, bytes]:
     try:
         return _OK, perform().model_dump_json().encode()
     except ConsortiumError as error:
-        if status_of(error) >= _FIRST_SERVER_STATUS:
+        if error.fault is Fault.OURS:
             raise
         return problem(error)

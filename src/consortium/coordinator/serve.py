@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,9 +32,10 @@ from consortium.crypto.authority import needs_renewal
 from consortium.errors import ConsortiumError, UsageError
 
 BACKLOG = 1024  # 300 sites may come back at the same moment
-_GRACE_S = 1  # for transfers, at the end
-_GOODBYE_S = 0.3  # for peers to see that the connection ends
+# At the end: for peers to see that the connection ends, for transfers, for everything.
+_GOODBYE_S, _TRANSFERS_S, _GRACE_S = 0.3, 0.7, 1
 _HOUR_S = 3600.0
+_FILES = 16_384
 _HERE = ("localhost", "127.0.0.1", "::1")
 _log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class Server(uvicorn.Server):
         self._edge: Edge = app.state.edge
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
+        self.is_over = False
         self._hourly: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
@@ -77,10 +81,12 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal or `stop` ends it."""
+        _allow_many_connections()
         try:
             super().run([*(sockets or []), self._socket])
         finally:
             self._socket.close()
+            self.is_over = True
 
     def stop(self) -> None:
         self.should_exit = True
@@ -95,14 +101,16 @@ class Server(uvicorn.Server):
         if self._hourly is not None:
             self._hourly.cancel()
         self._edge.polls.close()
-        asyncio.get_running_loop().call_later(_GOODBYE_S, self._hang_up)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_GOODBYE_S, partial(self._hang_up, SiteProtocol.end_if_idle))
+        loop.call_later(_TRANSFERS_S, partial(self._hang_up, SiteProtocol.end))
         await super().shutdown(sockets)
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, end: Callable[[SiteProtocol], None]) -> None:
         """TLS would wait for the goodbye of each peer, and idle peers do not listen."""
         for connection in list(self.server_state.connections):
             if isinstance(connection, SiteProtocol):
-                connection.end_if_idle()
+                end(connection)
 
     async def _every_hour(self) -> None:
         while True:
@@ -187,6 +195,14 @@ def _load(context: ssl.SSLContext, pem: bytes, folder: Path) -> None:
         context.load_cert_chain(name)
     finally:
         os.unlink(name)
+
+
+def _allow_many_connections() -> None:
+    """Each connection is a file to the system, which often allows a thousand unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

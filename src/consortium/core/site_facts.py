@@ -1,7 +1,8 @@
 """The facts of a site's own log: what it approved, took on, spooled and sent.
 
 The site keeps this log, not the coordinator; its outbox is the list of `UpdateSpooled`,
-`ScoreSpooled`, `ReportSpooled` and the codes of failures. Kind numbers start at 128, so that the two logs cannot be mixed up.
+`ScoreSpooled`, `ReportSpooled` and the codes of failures. Kind numbers start at 128, so that
+the two logs cannot be mixed up.
 """
 
 from __future__ import annotations

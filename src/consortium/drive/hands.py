@@ -52,7 +52,7 @@ class CoordinatorHands:
             case d.Aggregate():
                 return self._aggregate(duty)
             case d.Judge():
-                outcome = judge(duty.terms, duty).outcome
+                outcome = judge(duty).outcome
                 return i.Verdict(duty.round, duty.model, outcome, self.clock.now_ms())
             case d.Release():
                 check_model(self.blobs, self.layout, duty.model)

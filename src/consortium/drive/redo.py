@@ -91,7 +91,7 @@ class Redo:
     def _judge(self, state: Federation, fact: f.Judged) -> str | None:
         (duty,) = owed(state)
         assert isinstance(duty, d.Judge)
-        outcome = judge(duty.terms, duty).outcome
+        outcome = judge(duty).outcome
         return None if outcome is fact.outcome else f"the gate says {outcome.name}"
 
     def _screen(self, state: Federation) -> dict[Seat, f.Fault]:

@@ -19,6 +19,7 @@ from consortium.errors import (
     TooLargeError,
     UnreachableError,
     UpdateError,
+    WitnessError,
 )
 from consortium.ledger.notary import origin_of
 from consortium.ledger.note import Verifier
@@ -38,6 +39,7 @@ class Answers:
     def __init__(self, tools: Tools, on_way: Callable[[], None]) -> None:
         self._tools, self._on_way = tools, on_way
         self._request: tuple[Given, Request] | None = None
+        self._seen_size = 0  # of the coordinator's log, when the request was made
 
     def give(self, work: Given) -> None:
         """Send what is owed. An error that is not final leaves everything as it was."""
@@ -80,7 +82,9 @@ class Answers:
         """The proof must lead from our update to a root that the log's key has signed."""
         held, proof = self._tools.home.enrolment, read_proof(reply.proof)
         log_key = Verifier(SIGNER_NAME, bytes.fromhex(held.log_key))
-        verify_proof(proof, origin_of(held.federation), [log_key])
+        checkpoint = verify_proof(proof, origin_of(held.federation), [log_key])
+        if checkpoint.size < self._seen_size:
+            raise WitnessError("the receipt is of a shorter log than the one that was seen here")
         fact = decode(proof.record)
         told = isinstance(fact, UpdateReceived) and (fact.round, fact.update)
         if told != (work.round, work.update):
@@ -93,6 +97,7 @@ class Answers:
         tools, update = self._tools, self._tools.machine.state.update
         if update is not None and tools.home.receipt(number) is None:
             path = f"/v1/rounds/{number}/receipt"
+            self._seen_size = tools.machine.state.seen_size
             reply = tools.client.call("GET", path, reply=ReceiptReply, round=number)
             self._keep_receipt(p.SendUpdate(number, update), reply)
 
@@ -124,6 +129,7 @@ class Answers:
         if self._request is None or self._request[0] != work:
             request = self._tools.client.prepare("POST", path, body, round=number)
             self._request = (work, request)
+            self._seen_size = self._tools.machine.state.seen_size
         return self._request[1]
 
     def _on_sent(self, work: p.SendUpdate) -> Callable[[int, int], None]:

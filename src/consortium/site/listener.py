@@ -70,6 +70,7 @@ class Listener:
             except ConsortiumError as error:
                 # Whoever answers next may not be the one who answered before: ask for all.
                 self._is_connected, self._have = False, ""
+                self._situation.is_current = False
                 self._trouble.tell(error)
                 self._patience.wait(stop)
                 continue
@@ -155,7 +156,7 @@ class Listener:
                 self._tools.tell(Event.of(Kind.REFUSED, error))
             situation.objection, situation.duty = error, None
             return False
-        situation.objection, situation.is_clear = None, True
+        situation.objection, situation.is_clear, situation.is_current = None, True, True
         is_settled = answer.settled is None or self._settle(answer.settled)
         self._note_model(answer)
         is_taken = self._take_invitation(answer.invitation) and is_settled

@@ -43,6 +43,7 @@ class Situation:
     study: ReviewedStudy | None = None
     objection: ConsortiumError | None = None  # why this site does not work
     is_clear: bool = False  # an answer has been verified since the start
+    is_current: bool = False  # and since the connection was last lost
     is_finished: bool = False
     newest: NewestModel | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -50,6 +51,12 @@ class Situation:
     @property
     def may_work(self) -> bool:
         return self.is_clear and self.objection is None
+
+    @property
+    def may_send(self) -> bool:
+        """Whoever is there after a break may be another, or have forgotten: nothing is told to
+        it before its log has been seen."""
+        return self.is_current and self.may_work
 
 
 class Trouble:

@@ -100,7 +100,7 @@ class Worker:
         if isinstance(work, p.EvaluateHere):
             asked = isinstance(duty, d.Evaluate) and (duty.round, duty.model)
             return asked == (work.round, work.model)
-        return True
+        return self._situation.may_send
 
     # ---- the task's work ------------------------------------------------------------
 

@@ -253,7 +253,7 @@ def _work(story: Story) -> None:
         elif isinstance(duty, d.Aggregate):
             _sum(story)
         elif isinstance(duty, d.Judge):
-            outcome = judge(story.state.terms, duty).outcome
+            outcome = judge(duty).outcome
             story.give(i.Verdict(duty.round, duty.model, outcome, story.now_ms))
         elif isinstance(duty, d.Release):
             story.give(i.Released(duty.round, duty.model, story.now_ms))

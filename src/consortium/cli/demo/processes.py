@@ -64,13 +64,14 @@ class Processes:
 
     def __init__(self, folder: Path, interrupts: Interrupts, on_wait: Callable[[], None]) -> None:
         self._folder, self._interrupts, self._on_wait = folder, interrupts, on_wait
-        self._logs = folder / "logs"
+        self._logs, self._temporary = folder / "logs", folder / "tmp"
         self._all: list[Process] = []
         self._lasting: list[Process] = []
         self._prctl = _prctl()
 
     def __enter__(self) -> Processes:
         self._logs.mkdir(parents=True)
+        self._temporary.mkdir()
         if self._prctl is not None:  # a killed agent's task process comes to us to be reaped
             self._prctl(_ADOPTS_ORPHANS, 1)
         return self
@@ -89,6 +90,8 @@ class Processes:
         for process in self._all:
             process.popen.wait()
         _reap_orphans()
+        if self._prctl is not None:
+            self._prctl(_ADOPTS_ORPHANS, 0)
 
     def _die_with_us(self) -> None:
         """In the new process: if the demo is killed without warning, nothing stays either."""
@@ -107,7 +110,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=_environment(),
+                env=_environment() | {"TMPDIR": str(self._temporary)},  # torch leaves a folder
                 start_new_session=True,  # Ctrl-C is for the demo, which ends them itself
                 preexec_fn=self._die_with_us,  # safe: Python has one thread here
             )

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from consortium.cli.report import Voice, at_once, data, say
@@ -73,14 +74,19 @@ class Show:
         spin = _SPINNER[self._frame % len(_SPINNER)]
         text = f"{spin} {self.elapsed_s:3.0f} s  {self._doing}"
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(_CLEAR + text[:width])
-        sys.stderr.flush()
+        _draw(_CLEAR + text[:width])
 
     def _clear(self) -> None:
         if self._is_live and self._drawn:
-            sys.stderr.write(_CLEAR)
-            sys.stderr.flush()
+            _draw(_CLEAR)
             self._drawn = 0.0
+
+
+def _draw(text: str) -> None:
+    """The terminal may be gone, and that must not stop whoever cleans up."""
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def shell_line(arguments: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from consortium.cli.demo.processes import Processes
 from consortium.cli.demo.show import Show
 from consortium.cli.operator import Operator
 from consortium.cli.rounds import RoundTable
-from consortium.cli.status import status_line
+from consortium.cli.status import names
 from consortium.cli.told import OpenRound, Status, read_view
 from consortium.core.terms import Metric
 from consortium.drive.history import RoundRecord
@@ -83,7 +83,7 @@ class Watch:
             return None
         self._due = time.monotonic() + (_IDLE_S if status.round is None else _BUSY_S)
         self.id = raw["id"]
-        self._show.doing(status_line(status))
+        self._show.doing(_in_short(status))
         return status
 
     def _tell(self, records: list[Any], ended: int) -> None:
@@ -94,6 +94,17 @@ class Watch:
                 self._show.data(table.header())
             self._show.data(table.row(read))
             self._shown += 1
+
+
+def _in_short(told: Status) -> str:
+    """Where the federation is, in a line that fits beside a clock."""
+    now = told.round
+    if now is None:
+        return told.waits or "between rounds"
+    if not now.invited:
+        return f"round {now.number} opens"
+    done = f"round {now.number}: {len(now.received)} of {len(now.invited)} updates"
+    return f"{done}; waits for {names(now.waiting_for)}" if now.waiting_for else done
 
 
 def updates_in_log(folder: Path, federation: str) -> tuple[int, int]:

@@ -1,0 +1,150 @@
+"""A site's answers: sent until they are heard, with a receipt that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consortium.core import duties as d
+from consortium.core import participant as p
+from consortium.core.codec import encode
+from consortium.core.facts import UpdateReceived
+from consortium.core.ids import Digest
+from consortium.core.tables import Stage
+from consortium.errors import (
+    NoteError,
+    ProofError,
+    UnreachableError,
+    WireError,
+    WitnessError,
+)
+from consortium.site.answers import Answers
+from tests.site.homes import SEAT
+from tests.site.scene import NOW_MS, Log, Scene, opened
+from tests.site.small_coordinator import Heard
+
+ROUTE = ("POST", "/v1/rounds/1/update")
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with opened(tmp_path) as made:
+        made.approve()
+        made.listener.ask()
+        yield made
+
+
+def spooled(scene: Scene) -> p.SendUpdate:
+    """Round 1 has been trained."""
+    update = scene.lab.home.blobs.put(b"an update")
+    scene.tools.machine.feed(p.Asked(scene.train(), NOW_MS))
+    scene.tools.machine.feed(p.Trained(1, update, None, 9, NOW_MS))
+    return p.SendUpdate(1, update)
+
+
+def receipt(log: Log, update: Digest, number: int = 1) -> dict[str, Any]:
+    """What a coordinator answers whose log has this update."""
+    log.grow(encode(UpdateReceived(number, SEAT, update, None, NOW_MS)))
+    proof = log.proof(log.size - 1)
+    return {"update_id": update.hex(), "status": "received", "proof": proof}
+
+
+def test_update_is_heard_when_its_receipt_holds(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    scene.small.routes[ROUTE] = lambda _: (200, reply)
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENT
+    assert scene.lab.home.receipt(1) == reply["proof"]
+    assert bytes(scene.small.uploads[work.update.hex()]) == b"an update"
+
+
+def test_receipt_for_another_update_is_no_receipt(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, Digest(b"\2" * 32))
+    scene.small.routes[ROUTE] = lambda _: (200, reply)
+    with pytest.raises(ProofError, match="another update"):
+        Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENDING
+    assert scene.lab.home.receipt(1) is None
+
+
+def test_receipt_of_a_log_that_forgot_is_no_receipt(scene: Scene) -> None:
+    """An old backup of the coordinator takes the update before its log has been looked at."""
+    work = spooled(scene)
+    reply = receipt(Log(scene.log.signer), work.update)  # one record; three were seen
+    scene.small.routes[ROUTE] = lambda _: (200, reply)
+    with pytest.raises(WitnessError, match="shorter"):
+        Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENDING
+
+
+def test_receipt_of_another_key_is_no_receipt(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(Log(), work.update)
+    scene.small.routes[ROUTE] = lambda _: (200, reply)
+    with pytest.raises(NoteError):
+        Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENDING
+
+
+def test_lost_answer_is_asked_for_with_the_same_request(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    said = iter([(503, {}), (400, {"code": "E0810", "detail": "odd"}), (200, reply)])
+    scene.small.routes[ROUTE] = lambda _: next(said)
+    answers = Answers(scene.tools, lambda: None)
+    for error in (UnreachableError, WireError):
+        with pytest.raises(error):
+            answers.give(work)
+    answers.give(work)
+    nonces = [
+        heard.headers["Consortium-Nonce"]
+        for heard in scene.small.heard
+        if heard.path == "/v1/rounds/1/update"
+    ]
+    # An answer that came is kept under its nonce: after one that does not help, ask anew.
+    assert nonces[0] == nonces[1] != nonces[2]
+    assert scene.state.stage is Stage.SENT
+
+
+@pytest.mark.parametrize("code", ["E0301", "E0302", "E0304", "E0817", "E0402"])
+def test_what_is_never_taken_is_let_go(scene: Scene, code: str) -> None:
+    work = spooled(scene)
+    scene.small.routes[ROUTE] = lambda _: (409, {"code": code, "detail": "no"})
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.IDLE
+    assert scene.events[-1].code == code
+
+
+def test_hold_stops_an_upload_between_two_chunks(scene: Scene) -> None:
+    large = scene.lab.home.blobs.put(bytes(3 << 20))
+    scene.tools.machine.feed(p.Asked(scene.train(), NOW_MS))
+    scene.tools.machine.feed(p.Trained(1, large, None, 3 << 20, NOW_MS))
+    place = f"/v1/uploads/{large.hex()}"
+
+    def take(heard: Heard) -> tuple[int, dict[str, Any]]:
+        scene.tools.machine.feed(p.HoldSite(NOW_MS))
+        return 200, {"offset": 1 << 20}
+
+    scene.small.routes["PATCH", place] = take
+    Answers(scene.tools, lambda: None).give(p.SendUpdate(1, large))
+    assert len(scene.small.paths("PATCH")) == 1
+    assert scene.state.stage is Stage.SENDING  # it may go on after `resume`
+
+
+def test_lost_receipt_is_fetched_before_the_score_is_told(scene: Scene) -> None:
+    work, model = spooled(scene), Digest(b"\3" * 32)
+    reply = receipt(scene.log, work.update)
+    feed = scene.tools.machine.feed
+    feed(p.Asked(d.Evaluate(1, SEAT, model, model, 0, NOW_MS + 9), NOW_MS))
+    feed(p.Scored(1, 4, (1.0,), (2.0,), NOW_MS))
+    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    scene.small.routes["POST", "/v1/rounds/1/score"] = lambda _: (200, {})
+    owed = scene.tools.machine.owed()
+    assert isinstance(owed, p.SendScore)
+    Answers(scene.tools, lambda: None).give(owed)
+    assert scene.lab.home.receipt(1) == reply["proof"]
