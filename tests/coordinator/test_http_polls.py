@@ -19,6 +19,7 @@ from tests.coordinator.wired import FEDERATION, Answered, Site, Wired, until, wi
 
 F = f"/v1/federations/{FEDERATION}"
 SOON_S = 0.1  # from the change to the answer
+SLOWLY = 3  # other work may have the machine's two cores
 MANY = 100
 
 
@@ -125,10 +126,10 @@ def test_peer_that_hangs_up_waits_no_longer(wired: Wired) -> None:
 def test_trouble_while_looking_wakes_who_waits(
     wired: Wired, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = wired.enrol("site-0")
+    site, other = wired.enrol("site-0"), wired.enrol("site-1")
     waiter = Waiter(site)
     monkeypatch.setattr(wired.office.desk_of(site.row), "has_news", None)
-    assert site.call("POST", "/v1/report", {"report": {"cases": 3}}).status == 200
+    assert other.call("POST", "/v1/report", {"report": {"cases": 3}}).status == 200
     assert waiter.join().json["mark"] == waiter.mark
     assert "no telling" in caplog.text
     monkeypatch.undo()
@@ -142,7 +143,7 @@ def test_end_of_the_server_ends_all_waits(tmp_path: Path) -> None:
         start_s = time.monotonic()
         wired.server.stop()
         assert waiter.join().json["mark"] == waiter.mark
-        assert waiter.at_s - start_s < 2
+        assert waiter.at_s - start_s < SLOWLY * 2
 
 
 def test_nobody_waits_in_a_thread(wired: Wired) -> None:

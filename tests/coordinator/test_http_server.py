@@ -25,6 +25,7 @@ from consortium.drive.clock import ManualClock, SystemClock
 from consortium.errors import StoreFailedError, UsageError
 from tests.coordinator.wired import Wired, study, until, wire
 
+SLOWLY = 3  # other work may have the machine's two cores
 RUN = """
 import sys
 from pathlib import Path
@@ -69,8 +70,8 @@ def test_signal_ends_the_process_in_two_seconds(tmp_path: Path, number: signal.S
         )
         start_s = time.monotonic()
         process.send_signal(number)
-        assert process.wait(10) == 0
-        assert time.monotonic() - start_s < 2
+        assert process.wait(30) == 0
+        assert time.monotonic() - start_s < SLOWLY * 2
         assert process.stdout.read() == "closed\n"
         for line in [*idle, busy]:
             line.close()
@@ -108,12 +109,12 @@ def test_server_ends_while_a_download_stands_still(
         "GET /v1/federations/counting/models/0/file HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
     )
     asked = f"{head}{wired.operator_token}\r\n\r\n".encode()
-    line.sendall(asked * 10)  # 12 MB, more than the system's buffers hold
+    line.sendall(asked * 20)  # 24 MB, more than the system's buffers hold
     assert line.recv(10) == b"HTTP/1.1 2"
     start_s = time.monotonic()
     wired.server.stop()
     until(lambda: wired.server.is_over)
-    assert 0.5 < time.monotonic() - start_s < 2
+    assert 0.5 < time.monotonic() - start_s < SLOWLY * 2
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     line.close()
 
@@ -139,7 +140,7 @@ def test_connection_that_says_nothing_ends(wired: Wired, sent: bytes) -> None:
     line.sendall(sent)
     start_s = time.monotonic()
     assert line.recv(100) == b""
-    assert 0.5 < time.monotonic() - start_s < 5
+    assert 0.5 < time.monotonic() - start_s < SLOWLY * 2
     line.close()
 
 
@@ -157,13 +158,13 @@ def test_small_answers_are_sent_at_once(wired: Wired) -> None:
 def test_peer_that_uploads_for_ever_is_hung_up_on(wired: Wired) -> None:
     line = tls(wired.port)
     line.sendall(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    with pytest.raises(OSError):
+    with line, pytest.raises(OSError):
         send_for_ever(line)
-    line.close()
 
 
 def send_for_ever(line: ssl.SSLSocket) -> None:
-    for _ in range(10_000):  # 650 MB
+    ends_s = time.monotonic() + SLOWLY * 3
+    while time.monotonic() < ends_s:
         line.sendall(b"10000\r\n" + bytes(0x10000) + b"\r\n")
 
 

@@ -246,7 +246,7 @@ class Desk:
     def answer(self, site: SiteRow, ask: Ask) -> Answer:
         """What a site is told now. Never waits."""
         with self.lock:
-            note = self._noted(site, ask)
+            note = self.hear(site, ask)
             news = self._news(self._seat(site), ask)
             offer = self.coordinator.offer(ask.seen_size)
             state = self.state
@@ -271,7 +271,8 @@ class Desk:
             model=None if present is None else present.model.hex(),
         )
 
-    def _noted(self, site: SiteRow, ask: Ask) -> SiteNote:
+    def hear(self, site: SiteRow, ask: Ask) -> SiteNote:
+        """Note what a site says of itself when it asks; what is known of it now."""
         keys = [Verifier(SIGNER_NAME, key) for key in self.state.log_keys]
         cosigned = verified_cosignature(ask.cosignature, site, origin_of(self.id), keys)
         return self.heard.take(site, ask, cosigned, self._clock.now_ms())

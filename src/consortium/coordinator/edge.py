@@ -6,6 +6,7 @@ A route parses, asks who it is, calls, and answers; it decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import TypeVar, cast
 
 from pydantic import BaseModel
@@ -21,6 +22,7 @@ from consortium.coordinator.problems import PROBLEM
 from consortium.coordinator.remembered import Remembered
 from consortium.coordinator.rows import OperatorRow
 from consortium.coordinator.threads import Threads
+from consortium.errors import WireError
 from consortium.wire.messages import MAX_JSON_BYTES, read_body
 
 JSON = "application/json"
@@ -49,6 +51,17 @@ class Edge:
         data = await whole(request, MAX_JSON_BYTES)
         check_digest(data, caller.body)
         return caller, read_body(kind, data)
+
+    async def answered(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
+        """The site, and its answer to a round. It must be spelt in the one way that the fact
+        can be spelt again in: an auditor makes the signed bytes anew from the log."""
+        caller, body = await self.signed(request, kind)
+        if sha256(body.model_dump_json().encode()).digest() != caller.body:
+            raise WireError(
+                "the body is not in its canonical form",
+                hint="keys in the order of the schema, no spaces, shortest numbers",
+            )
+        return caller, body
 
     async def asking(self, request: Request) -> Caller:
         """The site, whose request has no body."""

@@ -22,7 +22,9 @@ from consortium.errors import WireError
 EXTENSION = "consortium"  # in scope["extensions"]
 CERTIFICATE = "certificate"  # the peer's, DER; None when it showed none
 BUFFER_BYTES = 32 << 10
+BODY_BYTES = 128 << 10  # of a request's body that wait in memory
 KEEP_ALIVE_S = 120  # longer than the longest poll, so that a waiting site keeps its session
+_LINGER_S = 1.0  # for a peer to read our last answer
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a dead peer: 2 minutes
 
 
@@ -57,10 +59,26 @@ class SiteProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
+    def on_body(self, body: bytes) -> None:
+        """Wake the application up for much of a body at once, and not for each piece: pieces
+        are as small as the line is slow, and waking up costs more than they do."""
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) >= BODY_BYTES:
+            self.flow.pause_reading()
+            cycle.message_event.set()
+
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # TLS would read on for half a minute
+            self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells only the newest request, but a peer may have sent several at once."""

@@ -47,11 +47,19 @@ async def ask(request: Request) -> Response:
     """What is there to do? Answered when there is news, else when `wait_ms` is over."""
     edge = edge_of(request)
     caller, asked = await edge.signed(request, Ask)
-    answer = await edge.threads.read(lambda: caller.desk.answer(caller.site, asked))
-    if answer.mark == asked.have and asked.wait_ms:
+    answer = await edge.threads.read(lambda: _news(caller, asked))
+    if answer is None:
         await _wait(edge, caller, asked, request)
         answer = await edge.threads.read(lambda: _answer_now(edge, caller, asked))
     return told(answer)
+
+
+def _news(caller: Caller, asked: Ask) -> Answer | None:
+    """The answer, unless the site is to wait for one."""
+    if asked.wait_ms and not caller.desk.has_news(caller.site, asked):
+        caller.desk.hear(caller.site, asked)
+        return None
+    return caller.desk.answer(caller.site, asked)
 
 
 async def _wait(edge: Edge, caller: Caller, asked: Ask, request: Request) -> None:
@@ -186,7 +194,7 @@ async def _take_chunk(
 async def update(request: Request, number: RoundPath) -> Response:
     """The upload is complete: count it."""
     edge = edge_of(request)
-    caller, body = await edge.signed(request, Submission)
+    caller, body = await edge.answered(request, Submission)
     caller.in_round(number)
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.submit(caller.site, number, body, envelope))
@@ -204,7 +212,7 @@ async def receipt(request: Request, number: RoundPath) -> Response:
 async def failure(request: Request, number: RoundPath) -> Response:
     """This site will not answer in this round, and why."""
     edge = edge_of(request)
-    caller, body = await edge.signed(request, FailureNote)
+    caller, body = await edge.answered(request, FailureNote)
     caller.in_round(number)
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.fail(caller.site, number, body, envelope))
@@ -214,7 +222,7 @@ async def failure(request: Request, number: RoundPath) -> Response:
 async def score(request: Request, number: RoundPath) -> Response:
     """How candidate and base do on this site's own test records: sums and counts."""
     edge = edge_of(request)
-    caller, body = await edge.signed(request, ScoreNote)
+    caller, body = await edge.answered(request, ScoreNote)
     caller.in_round(number)
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.score(caller.site, number, body, envelope))

@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
                 app,
                 http=SiteProtocol,
                 ws="none",
-                loop="asyncio",
+                loop="uvloop",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
