@@ -35,12 +35,13 @@ def demo(
 ) -> subprocess.Popen[str]:
     """The command, with a place for temporary files; a mark goes to all its processes."""
     folder.mkdir(exist_ok=True)
+    plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [sys.executable, "-m", "consortium", *options, "demo"],
         stdout=subprocess.PIPE,
         stderr=said,
         text=True,
-        env=os.environ | {"TMPDIR": str(folder), MARK: str(folder)},
+        env=plain | {"TMPDIR": str(folder), MARK: str(folder)},
     )
 
 
@@ -95,8 +96,8 @@ def test_the_demo_tells_what_it_does(tmp_path: Path) -> None:
     rounds = [line.split() for line in process.stdout.splitlines() if " accepted" in line]
     assert [(row[0], row[2]) for row in rounds] == [(str(n), "4") for n in range(1, 9)] * 2
     assert process.stderr.count("the same model, bit for bit: ") == 2
-    assert "# kill -9 county: round 3 waits for it; " in process.stderr
-    assert "# kill -9 coordinator: round 6 is open; " in process.stderr
+    assert "# kill -9 county: round 3 waits for it; it has " in process.stderr
+    assert "# kill -9 coordinator: round 6 is open; its log has " in process.stderr
     lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
     assert max(len(line) for line in lines) <= WIDTH
     again = [sys.executable, "-m", "consortium", "lock", "--check", "common/consortium.toml"]

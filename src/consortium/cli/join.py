@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from consortium.cli.agent import DEFAULT_HOME, HomeFolder, Reports, UntilFinished, run_agent
-from consortium.cli.report import Voice, command, data, envelope, say
+from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.errors import NoModelError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def join(
     from consortium.site.report import add_to_report
     from consortium.wire.token import read_token
 
+    at_once()
     place = read_token(token)
     records = records or _ask_for_records()
     joined = take_place(place, home, data=records, clock=SystemClock(), seed=seed)

@@ -22,7 +22,7 @@ from consortium.errors import WireError
 EXTENSION = "consortium"  # in scope["extensions"]
 CERTIFICATE = "certificate"  # the peer's, DER; None when it showed none
 BUFFER_BYTES = 32 << 10
-BODY_BYTES = 128 << 10  # of a request's body that wait in memory
+BODY_BYTES = 32 << 10  # of a request's body that wait in memory
 KEEP_ALIVE_S = 120  # longer than the longest poll, so that a waiting site keeps its session
 _LINGER_S = 1.0  # for a peer to read our last answer
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a dead peer: 2 minutes

@@ -8,6 +8,7 @@ each start and again, while it runs, when a third of its time is left.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
@@ -16,7 +17,7 @@ import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -36,6 +37,7 @@ BACKLOG = 1024  # 300 sites may come back at the same moment
 _GOODBYE_S, _TRANSFERS_S, _GRACE_S = 0.3, 0.7, 1
 _HOUR_S = 3600.0
 _FILES = 16_384
+_ARENA_MAX = -8  # of mallopt
 _HERE = ("localhost", "127.0.0.1", "::1")
 _log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Server(uvicorn.Server):
                 app,
                 http=SiteProtocol,
                 ws="none",
-                loop="uvloop",
+                loop="asyncio",
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -82,6 +84,7 @@ class Server(uvicorn.Server):
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal or `stop` ends it."""
         _allow_many_connections()
+        _share_memory()
         try:
             super().run([*(sockets or []), self._socket])
         finally:
@@ -203,6 +206,13 @@ def _allow_many_connections() -> None:
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _share_memory() -> None:
+    """Let threads share what they have freed (glibc): each would keep a heap of its own, and
+    what one freed the others would not get. Asked for before there are threads."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 2)
 
 
 def _listen(host: str, port: int) -> socket.socket:

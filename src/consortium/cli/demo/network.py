@@ -21,6 +21,16 @@ SEED = "1"
 # nobody takes its port.
 _PORTS = range(20_000, 30_000)
 _JOINED = "has joined"
+COMMON, ADAPTERS = "common", "adapters"
+_TEMPLATES = {COMMON: "numpy/common", ADAPTERS: "torch/adapters"}
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
+    for port in random.sample(_PORTS, 50):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise InternalError("no port is free on this machine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Network:
     folder: Path
     processes: Processes
     show: Show
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=free_port)
     studies: list[DemoStudy] = field(default_factory=list)
     coordinator: Process | None = None
     hospitals: dict[str, Process] = field(default_factory=dict)
@@ -136,8 +146,8 @@ class Network:
     def wait_for_hospitals(self) -> None:
         """Until each has the last model and has ended."""
         self.show.doing("the hospitals fetch the last model")
-        for name, process in self.hospitals.items():
-            self.processes.wait_for(lambda process=process: process.is_over, name)  # type: ignore[misc]
+        running = self.hospitals.values()
+        self.processes.wait_for(lambda: all(one.is_over for one in running), "the hospitals end")
 
     # ---- afterwards -----------------------------------------------------------------
 
@@ -169,20 +179,12 @@ class Network:
         return self.processes.run("audit", [*verify, *options])
 
 
-def free_port() -> int:
-    """A port of this machine that nobody has now."""
-    for port in random.sample(_PORTS, 50):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise InternalError("no port is free on this machine")
-
-
 def _home(study: DemoStudy, name: str) -> str:
     return f"sites/{name}-{study.name}"
 
 
 def _write_study(folder: Path, name: str) -> None:
     folder.mkdir()
-    source = files("consortium.cli") / "study" / name
+    source = files("consortium.cli") / "study" / _TEMPLATES[name]
     for file in ("task.py", "consortium.toml"):
         (folder / file).write_text((source / file).read_text())

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from consortium.cli.demo.network import DemoStudy, Network
+from consortium.cli.demo.network import ADAPTERS, COMMON, DemoStudy, Network
 from consortium.cli.demo.processes import Processes
 from consortium.cli.demo.records import HOSPITALS, Records, write_records
 from consortium.cli.demo.results import (
@@ -23,7 +23,6 @@ from consortium.errors import AuditError
 
 _KILLED = "county"
 _KILL_HOSPITAL_IN, _KILL_COORDINATOR_IN = 3, 6
-_COMMON, _ADAPTERS = "common", "adapters"
 
 
 def tell_story(folder: Path, processes: Processes, show: Show) -> dict[str, Any]:
@@ -36,12 +35,12 @@ def tell_story(folder: Path, processes: Processes, show: Show) -> dict[str, Any]
     show.say("A coordinator and four hospitals: five processes, five keys, TLS with")
     show.say("certificates on both sides. The commands are those that you would type:\n")
     has_torch = find_spec("torch") is not None
-    network.lock([_COMMON, _ADAPTERS] if has_torch else [_COMMON])
+    network.lock([COMMON, ADAPTERS] if has_torch else [COMMON])
     network.serve()
     told: dict[str, Any] = {"hospitals": {found.hospital.name: _told(found) for found in records}}
-    told[_COMMON] = _run_one(network, records)
+    told[COMMON] = _run_one(network, records)
     if has_torch:
-        told[_ADAPTERS] = _run_two(network, records)
+        told[ADAPTERS] = _run_two(network, records)
     else:
         show.say("\nRun two needs torch, which is not installed: pip install 'consortium[torch]'")
     told["audit"] = _audit(network)
@@ -83,7 +82,8 @@ def _run_one(network: Network, records: list[Records]) -> dict[str, Any]:
             show.say("  and so each of them. Both sides compare these words by phone:")
         show.say(f"    {hospital.name:<10} {words}")
     network.start_simulations()  # they are needed later, and there is time now
-    show.say("\nRUN ONE: the seven columns that all four have. Weights and scores travel.\n")
+    show.say("\nRUN ONE: the seven columns that all four have. Weights and test scores travel;")
+    show.say("the coordinator can read them.\n")
     watch = Watch(network, study.name)
     _lose_hospital(network, study, watch)
     _lose_coordinator(network, watch)
@@ -107,8 +107,8 @@ def _lose_hospital(network: Network, study: DemoStudy, watch: Watch) -> None:
     stuck = watch.until_round(
         lambda now: now.waiting_for == [_KILLED], f"the round waits for {_KILLED}"
     )
-    there = f"{len(stuck.received)} of {len(stuck.invited)} updates are there"
-    network.show.say(f"# kill -9 {_KILLED}: round {stuck.number} waits for it; {there}")
+    has = f"has {len(stuck.received)} of {len(stuck.invited)} updates"
+    network.show.say(f"# kill -9 {_KILLED}: round {stuck.number} waits for it; it {has}")
     network.restart_hospital(study, _KILLED)
 
 
@@ -121,8 +121,8 @@ def _lose_coordinator(network: Network, watch: Watch) -> None:
     watch.until_round(has_begun, "updates arrive")
     network.kill_coordinator()
     number, updates = updates_in_log(network.data, watch.id)
-    there = f"{updates} of {len(HOSPITALS)} updates are in its log"
-    network.show.say(f"# kill -9 coordinator: round {number} is open; {there}")
+    has = f"has {updates} of {len(HOSPITALS)} updates"
+    network.show.say(f"# kill -9 coordinator: round {number} is open; its log {has}")
     network.serve()
 
 
@@ -170,7 +170,8 @@ def _compared(network: Network, study: DemoStudy, model: str, records: list[Reco
 
 def _audit(network: Network) -> Any:
     show = network.show
-    show.say("\nTHE AUDIT: the coordinator is stopped; its folder and the hospitals' receipts:\n")
+    show.say("\nTHE AUDIT: the coordinator is stopped, and its folder checked with the receipts")
+    show.say("that the hospitals hold. Every signature, sum and proof is done again.\n")
     network.stop_coordinator()
     found = network.audit()
     show.data(
