@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.network_memory import memory_lines
 from benchmarks.plain_https import time_rounds
 from benchmarks.report import Line, main
-from consortium.testing.processes import Network, Shape, wait_until
+from consortium.testing.processes import Network, Shape
 
 SITES = 4
 SIZE = 2_500_000  # float32: 10 MB
@@ -39,7 +39,7 @@ def ours(folder: Path) -> list[float]:
         network.start_coordinator()
         for name in network.site_names():
             network.join(name)
-        wait_until(network.is_finished, 120.0, "the rounds are done")
+        network.wait_for_rounds(ROUNDS)
         opened = [record["opened_ms"] for record in network.rounds()]
     both = itertools.pairwise(opened)
     return [(after - before) / 1000 for before, after in both][WARM_UP:]

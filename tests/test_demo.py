@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,8 +97,8 @@ def test_the_demo_tells_what_it_does(tmp_path: Path) -> None:
     rounds = [line.split() for line in process.stdout.splitlines() if " accepted" in line]
     assert [(row[0], row[2]) for row in rounds] == [(str(n), "4") for n in range(1, 9)] * 2
     assert process.stderr.count("the same model, bit for bit: ") == 2
-    assert "# kill -9 county: round 3 waits for it; it has " in process.stderr
-    assert "# kill -9 coordinator: round 6 is open; its log has " in process.stderr
+    assert re.search(r"# kill -9 county: round \d waits for it; it has \d of 4", process.stderr)
+    assert re.search(r"# kill -9 coordinator: round \d is open; its log has \d", process.stderr)
     lines = [*process.stdout.splitlines(), *process.stderr.splitlines()]
     assert max(len(line) for line in lines) <= WIDTH
     again = [sys.executable, "-m", "consortium", "lock", "--check", "common/consortium.toml"]

@@ -178,6 +178,21 @@ def test_site_that_never_was_and_one_that_is_out_hear_the_same(wired: Wired) -> 
     assert told.body == unknown.body
 
 
+@pytest.mark.parametrize(
+    ("what", "body"),
+    [
+        ("update", b'{"size_bytes":3,"update":"' + b"0" * 64 + b'"}'),
+        ("update", b'{"update":"' + b"0" * 64 + b'", "size_bytes":3}'),
+        ("failure", b'{ "failure":"POLICY"}'),
+        ("score", b'{"model":"' + b"0" * 64 + b'","samples":1,"candidate":[0.50],"base":[1.0]}'),
+    ],
+)
+def test_answer_to_a_round_has_one_spelling(site: Site, what: str, body: bytes) -> None:
+    told = site.call("POST", f"/v1/rounds/1/{what}", body, round=1)
+    assert (told.status, told.code) == (400, "E0810")
+    assert "canonical" in told.json["detail"]
+
+
 def test_signed_round_must_be_the_one_of_the_path(site: Site) -> None:
     note = b'{"failure":"POLICY"}'
     told = site.call("POST", "/v1/rounds/1/failure", note, round=2)

@@ -234,7 +234,7 @@ def test_every_body_is_described(document: dict[str, Any]) -> None:
     }
     read = set()
     for text in sources:
-        read |= set(re.findall(r"edge\.signed\(request, (\w+)\)", text))
+        read |= set(re.findall(r"edge\.(?:signed|answered)\(request, (\w+)\)", text))
         read |= set(re.findall(r"read_body\((\w+), ", text))
     told = {
         next(iter(operation["requestBody"]["content"].values()))["schema"].get("$ref", "bytes")

@@ -186,7 +186,7 @@ class Site:
         more: dict[str, str] | None = None,
     ) -> Answered:
         """A signed request."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else canonical(body)
         line = self.line(method, path, data, round)
         return self.send(line, data, more or {})
 
@@ -241,6 +241,11 @@ def exchange(
     response = connection.getresponse()
     told = {name.lower(): value for name, value in response.getheaders()}
     return Answered(response.status, told, response.read())
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """As pydantic spells it, when the keys are in the order of the schema."""
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def flipped(signature: str) -> str:

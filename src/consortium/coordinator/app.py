@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from consortium import __version__
@@ -21,6 +21,7 @@ from consortium.coordinator.edge import Edge
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
 from consortium.coordinator.problems import add_handlers, route_of, unexpected
+from consortium.coordinator.shortcut import shortcut
 from consortium.wire.messages import MAX_CHUNK_BYTES
 
 # Whatever the environment says. Versions of the framework that have none take no notice.
@@ -95,7 +96,12 @@ class Outermost:
             await send(message)
 
         try:
-            await self._app(scope, counted_receive, counted_send)
+            handle = shortcut(scope)
+            if handle is None:
+                await self._app(scope, counted_receive, counted_send)
+            else:
+                response = await handle(Request(scope, counted_receive))
+                await response(scope, counted_receive, counted_send)
         except ClientDisconnect:
             pass  # nobody is there to be told
         except Exception as error:

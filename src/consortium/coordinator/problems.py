@@ -94,12 +94,13 @@ def route_of(scope: Scope) -> str:
 
 def add_handlers(app: FastAPI) -> None:
     """Let every error of a route be a problem."""
-    app.add_exception_handler(ConsortiumError, _refused)
+    app.add_exception_handler(ConsortiumError, refused)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(HTTPException, http_refused)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def refused(request: Request, error: Exception) -> Response:
+    """What a route raises on purpose."""
     assert isinstance(error, ConsortiumError)
     told = refusal(error)
     is_ours = told.status_code >= _FIRST_SERVER_STATUS
@@ -125,7 +126,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return refusal(WireError(f"{place}: {first['msg']}"), 422)
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def http_refused(request: Request, error: Exception) -> Response:
     """What the framework refuses: unknown routes, wrong methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:

@@ -81,7 +81,7 @@ class Watch:
             self.close()
             self._due = time.monotonic() + _IDLE_S
             return None
-        self._due = time.monotonic() + (_IDLE_S if status.round is None else _BUSY_S)
+        self._due = time.monotonic() + (_BUSY_S if status.rounds.done else _IDLE_S)
         self.id = raw["id"]
         self._show.doing(_in_short(status))
         return status
@@ -107,8 +107,8 @@ def _in_short(told: Status) -> str:
     return f"{done}; waits for {names(now.waiting_for)}" if now.waiting_for else done
 
 
-def updates_in_log(folder: Path, federation: str) -> tuple[int, int]:
-    """(open round, updates received in it) as the log on disk says, while nobody serves it."""
+def round_in_log(folder: Path, federation: str) -> str:
+    """Where the log on disk says that the federation is, while nobody serves it."""
     from consortium.core.codec import decode
     from consortium.core.evolve import replay
     from consortium.drive.directory import DataDirectory
@@ -118,6 +118,7 @@ def updates_in_log(folder: Path, federation: str) -> tuple[int, int]:
         state = replay([decode(record) for record in directory.log.read(federation)])
     finally:
         directory.close()
-    if state.round is None:
-        return state.last_number, 0
-    return state.round.number, len(state.round.submitted)
+    now = state.round
+    if now is None:
+        return f"round {state.last_number} had just ended"
+    return f"round {now.number} is open; its log has {len(now.submitted)} of {len(now.invited)} updates"
