@@ -33,6 +33,7 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.core --json
 	@$(BIN)/python -m benchmarks.store --json
 	@$(BIN)/python -m benchmarks.aggregation --json
+	@$(BIN)/python -m benchmarks.network --json
 
 soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.explore
@@ -40,6 +41,9 @@ soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.world --seeds 10000
 	@$(BIN)/python -m consortium.testing.crash
 	@$(BIN)/python -m consortium.testing.power_cut
+	@$(BIN)/python -m consortium.testing.kill_loop --cycles 60
+	@$(BIN)/python -m consortium.testing.cuts --cuts 200
+	@$(BIN)/python -m consortium.testing.crowd --sites 300 --uploads 100
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m '' tests
 
 docs: .venv/ready  ## write the generated parts of docs/ anew

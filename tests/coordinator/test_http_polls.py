@@ -105,8 +105,10 @@ def test_what_concerns_others_wakes_nobody(wired: Wired) -> None:
 def test_site_that_is_revoked_while_it_waits_is_refused(wired: Wired) -> None:
     site = wired.enrol("site-0")
     waiter = Waiter(site)
+    start_s = time.monotonic()
     wired.order("POST", f"{F}/sites/site-0/revoke")
     told = waiter.join()
+    assert waiter.at_s - start_s < SLOWLY * 2
     assert (told.status, told.code) in [(401, "E0814"), (403, "E0301")]
 
 

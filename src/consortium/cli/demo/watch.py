@@ -121,4 +121,5 @@ def round_in_log(folder: Path, federation: str) -> str:
     now = state.round
     if now is None:
         return f"round {state.last_number} had just ended"
-    return f"round {now.number} is open; its log has {len(now.submitted)} of {len(now.invited)} updates"
+    updates = f"{len(now.submitted)} of {len(now.invited)} updates"
+    return f"round {now.number} is open; its log has {updates}"
