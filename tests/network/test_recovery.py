@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from consortium.testing import crowd, cuts
 from consortium.testing.kill_loop import campaign, processes_of
 from consortium.testing.processes import Network, ProcessesError, Shape, run, wait_until
 
@@ -101,3 +102,16 @@ def test_kill_loop() -> None:
     told = campaign(6, seed=1)
     assert told["violations"] == []
     assert told["rounds"] >= 2
+
+
+def test_cut_lines() -> None:
+    """Eight cuts here; `make soak` does two hundred."""
+    told = cuts.campaign(8, seed=1)
+    assert told["violations"] == []
+    assert told["cuts"] == 8
+
+
+def test_a_crowd() -> None:
+    """Thirty sites here; `make soak` has three hundred."""
+    told = crowd.campaign(30, 10)
+    assert told["violations"] == []
