@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from hashlib import sha256
 
 from starlette.exceptions import HTTPException
@@ -14,23 +14,29 @@ from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnsignedRequestError, WireError
 
 IDLE_S = 60.0  # between two pieces of a body
+_REARM_S = 1.0
 
 
-async def pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises `ClientDisconnect` when the peer hangs up."""
-    is_more = True
-    while is_more:
-        try:
-            async with asyncio.timeout(IDLE_S):
+async def take_pieces(request: Request, take: Callable[[bytes], None]) -> None:
+    """Give the body to `take` as it comes. Raises `ClientDisconnect` when the peer hangs up."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(IDLE_S) as patience:
+            armed = loop.time()
+            while True:
                 message = await request.receive()
-        except TimeoutError:
-            told = {"connection": "close"}
-            raise HTTPException(408, "the rest of the body did not come", told) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        is_more = message.get("more_body", False)
-        if piece := message.get("body", b""):
-            yield piece
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                if piece := message.get("body", b""):
+                    take(piece)
+                if not message.get("more_body", False):
+                    return
+                if loop.time() - armed > _REARM_S:  # not for each of many small pieces
+                    armed = loop.time()
+                    patience.reschedule(armed + IDLE_S)
+    except TimeoutError:
+        told = {"connection": "close"}
+        raise HTTPException(408, "the rest of the body did not come", told) from None
 
 
 async def until_gone(receive: Receive) -> None:
@@ -41,13 +47,15 @@ async def until_gone(receive: Receive) -> None:
 
 async def whole(request: Request, most_bytes: int) -> bytes:
     """A small body."""
-    parts, size = [], 0
-    async for piece in pieces(request):
-        size += len(piece)
-        if size > most_bytes:
+    data = bytearray()
+
+    def take(piece: bytes) -> None:
+        if len(data) + len(piece) > most_bytes:
             raise TooLargeError(f"a body has at most {most_bytes} bytes here")
-        parts.append(piece)
-    return b"".join(parts)
+        data.extend(piece)
+
+    await take_pieces(request, take)
+    return bytes(data)
 
 
 def check_digest(data: bytes, signed: Digest) -> None:

@@ -359,7 +359,9 @@ class Desk:
         entry = self.study_of_plan().plan.task.entry
         if body.model_type not in (entry, entry.partition(":")[2]):
             raise WireError(f"this federation's task is `{entry}`", hint="use it as model_type")
-        self.report(site, Report())
+        with self.lock:
+            told = self.state.roster.attributes(self._seat(site))
+        self.report(site, Report(report=told))  # what it said of itself before stays
         return ClientRegistered(client_id=self.client_id(site), registered=True)
 
     def client_id(self, site: SiteRow) -> str:

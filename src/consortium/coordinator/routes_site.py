@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from consortium.coordinator.auth import Caller, site_of
-from consortium.coordinator.bodies import length_of, pieces, until_gone
+from consortium.coordinator.bodies import length_of, take_pieces, until_gone
 from consortium.coordinator.described import signed
 from consortium.coordinator.edge import Edge, edge_of, told
 from consortium.coordinator.files import Download, OpenFile, missing, open_file
@@ -180,8 +180,7 @@ async def _take_chunk(
     """Hashing and writing are done in the event loop: both are faster than the line."""
     chunk = edge.office.uploads.chunk(caller.site.id, digest, offset)
     try:
-        async for piece in pieces(request):
-            chunk.write(piece)
+        await take_pieces(request, chunk.write)
         return chunk.commit(caller.body)
     finally:
         chunk.abandon()

@@ -35,6 +35,7 @@ from consortium.wire.signing import RequestLine, new_nonce, sign
 
 CONNECT_S = 10.0
 READ_S = 15.0  # for an answer that the coordinator gives at once
+_PIECE_BYTES = 1 << 16
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -162,8 +163,12 @@ class Client:
             self._http.stream(
                 request.method,
                 request.path,
-                content=request.body,
-                headers={**request.headers, **(more or {})},
+                content=_pieces(request.body),
+                headers={
+                    "Content-Length": str(len(request.body)),
+                    **request.headers,
+                    **(more or {}),
+                },
                 timeout=httpx2.Timeout(READ_S, connect=CONNECT_S, read=read_s),
                 extensions={"trace": self._trace},
             ) as response,
@@ -189,6 +194,12 @@ class Client:
     def _trace(self, event: str, info: dict[str, Any]) -> None:
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._streams.add(info["return_value"])
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """A body in pieces: a TLS socket takes 16 KiB at a time, and what is left of a whole
+    chunk would be copied after each of them."""
+    return (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
