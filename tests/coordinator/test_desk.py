@@ -24,11 +24,13 @@ from consortium.errors import (
     BadTokenError,
     DeadlineExpiredError,
     MissingBlobError,
+    StoreFailedError,
     UnauthorizedClientError,
     UnknownFederationError,
     UnsignedRequestError,
     VerificationError,
     WireError,
+    WrongRoundError,
 )
 from consortium.ledger.note import Verifier, parse_text
 from consortium.ledger.proof import read_proof, verify_proof
@@ -338,3 +340,72 @@ def test_operator_file_is_secret_and_stays_the_same(office: Office) -> None:
     before = path.read_text()
     assert path.stat().st_mode & 0o77 == 0
     assert office.write_operator_file().read_text() == before
+
+
+def test_site_that_left_or_was_put_out_does_not_come_back_with_its_token(office: Office) -> None:
+    for is_revoked in (False, True):
+        name = f"gone-{is_revoked}"
+        token = read_token(office.invite("counting", name)[0])
+        key = SigningKey.generate()
+        body = Enrol(
+            federation=token.federation,
+            name=name,
+            secret=token.secret,
+            certificate_request=request_certificate(key).decode(),
+        )
+        row = office.site(office.enrol(body).site)
+        desk = office.desk_of(row)
+        if is_revoked:
+            office.teller_named("counting").revoke(name)
+        else:
+            desk.leave(row)
+        with pytest.raises(BadTokenError):
+            office.enrol(body)
+        with pytest.raises(UnsignedRequestError):
+            office.site(row.id)
+        with pytest.raises(UnauthorizedClientError):
+            desk.may_read(row, Digest(bytes.fromhex(desk.study().bundle)))
+        assert office.invite("counting", name)  # the name is free
+
+
+def test_refused_failures_leave_nothing_behind(office: Office) -> None:
+    player = enrol(office, "site-0")
+    before = len(list(player.desk.blobs.digests()))
+    with pytest.raises((UnauthorizedClientError, WrongRoundError)):
+        player.desk.fail(player.row, 7, FailureNote(failure="TRAINING"), b"x" * 100)
+    assert len(list(player.desk.blobs.digests())) == before
+
+
+def test_update_of_another_size_is_refused_the_second_time_too(office: Office) -> None:
+    players = [enrol(office, f"site-{n}") for n in range(3)]
+    until(lambda: players[2].ask().invitation is not None)
+    number, data = players[0].train()
+    digest = players[0].upload(data)
+    players[0].desk._adopt(players[0].row, digest, len(data))  # and then it was killed
+    assert office.uploads.is_done(players[0].row.id, digest)
+    wrong = Submission(update=digest.hex(), size_bytes=0)
+    with pytest.raises(WireError):
+        players[0].desk.submit(players[0].row, number, wrong, b"envelope")
+    body = Submission(update=digest.hex(), size_bytes=len(data))
+    assert players[0].desk.submit(players[0].row, number, body, b"envelope").proof
+
+
+def test_worker_goes_on_after_whatever_happens(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = office.teller_named("counting").desk
+    assert desk.is_working
+    until(lambda: not desk._has_ended)
+    fails = iter([StoreFailedError("full"), MemoryError(), None])
+
+    def keep() -> None:
+        error = next(fails, None)
+        if error is not None:
+            raise error
+
+    troubles: list[object] = []
+    monkeypatch.setattr(desk, "_on_trouble", troubles.append)
+    monkeypatch.setattr(desk.coordinator, "keep_checkpoint", keep)
+    desk._has_ended = True
+    until(lambda: len(troubles) == 2 and not desk._has_ended)
+    assert desk.is_working

@@ -119,9 +119,10 @@ def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
         late.write(b"poison")
     late.abandon()
     assert taken.read_bytes() == DATA
-    again = uploads.chunk(SITE, WHOLE, 0)
-    again.write(b"poison")
-    again.abandon()
+    for offset in (0, len(DATA)):
+        with pytest.raises(WrongOffsetError):
+            uploads.chunk(SITE, WHOLE, offset)
+    assert uploads.offset(SITE, WHOLE) == len(DATA)
     assert taken.read_bytes() == DATA
     assert uploads.take(SITE, WHOLE, len(DATA)) == taken
 

@@ -15,7 +15,13 @@ from consortium.core.codec import encode
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat
 from consortium.core.tables import Stage
-from consortium.errors import DeadlineExpiredError, NotApprovedError, WitnessError, WrongRoundError
+from consortium.errors import (
+    AlreadySubmittedError,
+    DeadlineExpiredError,
+    NotApprovedError,
+    WitnessError,
+    WrongRoundError,
+)
 
 from .fact_text import read
 from .small import digest
@@ -197,6 +203,18 @@ def test_same_invitation_again_changes_nothing_and_a_new_deadline_is_noted() -> 
     assert site.state.stage is Stage.TRAINING
 
 
+@pytest.mark.parametrize("part", ["task", "plan", "base"])
+@pytest.mark.parametrize("deadline_ms", [5000, 7000])
+def test_round_goes_on_with_what_it_was_begun_with(part: str, deadline_ms: int) -> None:
+    site = invited()
+    site.give(p.Approve(digest("other"), digest("plan"), NOW))
+    other = replace(TRAIN, deadline_ms=deadline_ms, **{part: digest("other")})
+    with pytest.raises(AlreadySubmittedError):
+        site.give(p.Asked(other, NOW))
+    assert site.state.deadline_ms == 5000
+    assert site.work == p.TrainHere(1, digest("base"), None)
+
+
 def test_round_is_trained_once() -> None:
     site = sending()
     assert site.give(p.Asked(TRAIN, NOW)) == ()
@@ -235,6 +253,13 @@ def test_failure_leaves_as_a_code_and_until_it_was_heard() -> None:
 
 
 # ---- sending ------------------------------------------------------------------------
+
+
+def test_update_that_got_lost_is_told_as_a_failure() -> None:
+    site = sending()
+    site.give(p.Broke(1, Failure.RESOURCES, NOW))
+    assert site.work == p.TellFailure(1, Failure.RESOURCES)
+    assert site.state.unsettled == 1  # the coordinator says how the round ended
 
 
 def test_update_is_sent_until_the_receipt_is_kept() -> None:
@@ -292,6 +317,8 @@ def test_member_evaluates_and_sends_the_sums_until_heard() -> None:
     assert site.give(p.Heard(p.SendScore(spooled), NOW)) == (s.ScoreTold(1, NOW),)
     assert site.work is None
     assert site.give(p.Asked(EVALUATE, NOW)) == ()  # this candidate is dealt with
+    other = replace(EVALUATE, model=digest("another candidate"))
+    assert site.give(p.Asked(other, NOW)) == ()  # a round has one
 
 
 def test_request_to_evaluate_says_that_the_update_arrived() -> None:

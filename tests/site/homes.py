@@ -103,15 +103,25 @@ def lab(
     plan: str = "",
     task: str | None = None,
     more: str | None = None,
+    change: tuple[str, str] = ("", ""),
 ) -> Lab:
     """A study of three sites at the home of `north`, which has seat 2 in a simulation."""
     plan_file = written(path / "study", kind, plan=plan, task=task, more=more)
+    plan_file.write_text(plan_file.read_text().replace(*change, 1))
     study = load_study(plan_file)
     lock, model = make_lock(study, SEED)
     data = path / "study" / "data" / "north.csv"
     home = enrolled(path / "home", data=str(data), seed=seed)
     reviewed = reviewed_study(home, study, lock, plan_file.parent)
     return Lab(study, lock, reviewed, home, home.blobs.put(model), seed)
+
+
+def other_study(home: SiteHome, folder: Path, task: str) -> ReviewedStudy:
+    """Another study, with other code, as a coordinator would show it to this home."""
+    plan_file = written(folder, task=task)
+    study = load_study(plan_file)
+    lock, _ = make_lock(study, SEED)
+    return reviewed_study(home, study, lock, folder)
 
 
 def reviewed_study(home: SiteHome, study: Study, lock: Lock, folder: Path) -> ReviewedStudy:

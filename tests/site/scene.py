@@ -109,12 +109,12 @@ class Scene:
 
 
 @contextmanager
-def opened(tmp_path: Path) -> Iterator[Scene]:
+def opened(tmp_path: Path, *, change: tuple[str, str] = ("", "")) -> Iterator[Scene]:
     """A scene with a log of three records, on a real TLS port."""
     folder = tmp_path / "coordinator"
     folder.mkdir()
     with small_coordinator(folder) as small:
-        made = _scene(tmp_path, small)
+        made = _scene(lab(tmp_path, change=change), small)
         small.routes["POST", "/v1/ask"] = made.answer
         small.routes["GET", "/v1/study"] = lambda _: (200, made.lab.reviewed.sheet.model_dump())
         yield made
@@ -122,10 +122,9 @@ def opened(tmp_path: Path) -> Iterator[Scene]:
         made.lab.home.close()
 
 
-def _scene(tmp_path: Path, small: Small) -> Scene:
+def _scene(made: Lab, small: Small) -> Scene:
     log = Log()
     log.grow(b"one", b"two", b"three")
-    made = lab(tmp_path)
     home = made.home
     home._write_sheet(WHO.model_copy(update={"log_key": log.signer.key.public.hex()}))
     clock = SharedClock()

@@ -11,11 +11,13 @@ import pytest
 from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core.codec import encode
-from consortium.core.facts import UpdateReceived
+from consortium.core.facts import Failure, UpdateReceived
 from consortium.core.ids import Digest
 from consortium.core.tables import Stage
 from consortium.errors import (
+    MissingBlobError,
     NoteError,
+    OnHoldError,
     ProofError,
     UnreachableError,
     WireError,
@@ -118,6 +120,72 @@ def test_what_is_never_taken_is_let_go(scene: Scene, code: str) -> None:
     Answers(scene.tools, lambda: None).give(work)
     assert scene.state.stage is Stage.IDLE
     assert scene.events[-1].code == code
+
+
+@pytest.mark.parametrize("refused", [("PATCH", ""), ROUTE], ids=["upload", "submission"])
+def test_update_that_had_arrived_is_heard_though_it_is_refused_now(
+    scene: Scene, refused: tuple[str, str]
+) -> None:
+    """The coordinator was killed after it took the update, and before it said so."""
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    method, path = refused
+    place = path or f"/v1/uploads/{work.update.hex()}"
+    scene.small.routes[method, place] = lambda _: (409, {"code": "E0303", "detail": "over"})
+    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENT
+    assert scene.lab.home.receipt(1) == reply["proof"]
+
+
+def test_receipt_for_another_update_does_not_keep_a_refused_one(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, Digest(b"\2" * 32))
+    scene.small.routes[ROUTE] = lambda _: (409, {"code": "E0304", "detail": "no"})
+    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.IDLE
+    assert scene.lab.home.receipt(1) is None
+
+
+def test_refused_update_is_kept_until_it_is_known_whether_it_had_arrived(scene: Scene) -> None:
+    work = spooled(scene)
+    scene.small.routes[ROUTE] = lambda _: (409, {"code": "E0303", "detail": "over"})
+    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (503, {})
+    with pytest.raises(UnreachableError):
+        Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.SENDING
+
+
+def test_update_that_is_gone_from_the_disk_is_told_as_a_failure(scene: Scene) -> None:
+    work = spooled(scene)
+    scene.lab.home.blobs.path(work.update).unlink()
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.tools.machine.owed() == p.TellFailure(1, Failure.RESOURCES)
+    assert scene.events[-1].code == MissingBlobError.code
+
+
+def test_what_the_coordinator_misses_is_no_loss_here(scene: Scene) -> None:
+    work = spooled(scene)
+    problem = {"code": MissingBlobError.code, "detail": "no such upload"}
+    scene.small.routes[ROUTE] = lambda _: (404, problem)
+    with pytest.raises(MissingBlobError):
+        Answers(scene.tools, lambda: None).give(work)
+    assert scene.tools.machine.owed() == work
+
+
+def test_hold_that_is_over_at_once_loses_no_update(scene: Scene) -> None:
+    """Held when the chunk was taken, resumed before anybody looked again."""
+    work = spooled(scene)
+    answers = Answers(scene.tools, lambda: None)
+
+    def held_and_resumed(done: int, total: int) -> None:
+        raise OnHoldError("the update is not to be sent any more")
+
+    answers._on_sent = lambda _: held_and_resumed  # type: ignore[method-assign]
+    with pytest.raises(OnHoldError):
+        answers.give(work)
+    assert scene.tools.machine.owed() == work
 
 
 def test_hold_stops_an_upload_between_two_chunks(scene: Scene) -> None:

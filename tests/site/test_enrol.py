@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,6 +31,7 @@ from consortium.errors import (
     UnreachableError,
     UsageError,
 )
+from consortium.site.agent import leave_marker
 from consortium.site.enrol import connect, join, renew
 from consortium.site.home import SiteHome, is_home
 from consortium.wire.messages import Taken
@@ -157,6 +160,41 @@ def test_joining_again_with_the_same_token_finds_what_is_there(
     assert len(small.heard) == count
     with pytest.raises(UsageError, match="site charite in heart"):
         join(replace(token, name="basel"), tmp_path / "home", data=data, clock=SystemClock())
+
+
+def test_new_invitation_needs_a_new_home(small: Small, tmp_path: Path, data: Path) -> None:
+    """The place was revoked, and the lead has invited the site again."""
+    token = token_of(small)
+    join(token, tmp_path / "home", data=data, clock=SystemClock())
+    assert token.secret not in (tmp_path / "home" / "site.toml").read_text()
+    with pytest.raises(UsageError, match="earlier place of charite in heart") as caught:
+        join(token_of(small), tmp_path / "home", data=data, clock=SystemClock())
+    assert "take a new folder" in caught.value.hint
+    assert join(token_of(small), tmp_path / "new", data=data, clock=SystemClock()).is_new
+
+
+def test_home_of_an_older_version_is_found_again(small: Small, tmp_path: Path, data: Path) -> None:
+    token = token_of(small)
+    home = join(token, tmp_path / "home", data=data, clock=SystemClock()).home
+    sheet = home.path / "site.toml"
+    lines = sheet.read_text().splitlines(keepends=True)
+    sheet.write_text("".join(line for line in lines if not line.startswith("token_hash")))
+    assert not join(token, tmp_path / "home", data=data, clock=SystemClock()).is_new
+
+
+@pytest.mark.parametrize("code", ["E0301", "E0812", "E0814"])
+def test_who_is_not_on_the_roster_has_left(
+    small: Small, tmp_path: Path, data: Path, code: str
+) -> None:
+    """The reply to the first `site leave` got lost."""
+    home = join(token_of(small), tmp_path / "home", data=data, clock=SystemClock()).home
+    small.routes["POST", "/v1/leave"] = lambda _: (401, {"code": code, "detail": "unknown"})
+    command = [sys.executable, "-m", "consortium", "site", "leave", "--yes"]
+    done = subprocess.run(
+        [*command, "--home", str(home.path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert leave_marker(home).exists()
 
 
 def test_used_token_is_told_as_such(small: Small, tmp_path: Path, data: Path) -> None:

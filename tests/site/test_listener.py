@@ -15,6 +15,7 @@ from consortium.core.facts import Failure
 from consortium.core.tables import Stage
 from consortium.crypto.recipes import SigningKey
 from consortium.errors import (
+    AlreadySubmittedError,
     RestoredBackupError,
     SignatureError,
     VerificationError,
@@ -24,8 +25,10 @@ from consortium.ledger.note import Verifier, cosignatures
 from consortium.plan.values import Plan
 from consortium.site.events import Kind
 from consortium.site.policy import Policy
+from consortium.site.report import add_to_report
+from consortium.site.worker import Worker
 from consortium.wire.messages import Signature
-from tests.site.homes import SEAT
+from tests.site.homes import SEAT, other_study
 from tests.site.scene import LATER_MS, MODEL, NOW_MS, Log, Scene, opened
 from tests.site.small_coordinator import SITE
 
@@ -153,6 +156,71 @@ def test_policy_declines(scene: Scene) -> None:
     assert scene.situation.duty is None
 
 
+def test_policy_that_became_stricter_ends_the_round_and_says_so(scene: Scene) -> None:
+    scene.approve()
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.TRAINING
+    Policy(min_sites=100).write(scene.lab.home.policy_file)
+    assert scene.listener.ask()
+    assert scene.tools.machine.owed() == p.TellFailure(1, Failure.POLICY)
+    assert scene.situation.duty is None
+    assert scene.events[-1].kind is Kind.DECLINED
+
+
+def test_requirements_are_for_who_begins_a_round(tmp_path: Path) -> None:
+    rule = ("[selection]", '[selection]\nrequire = ["ready == true"]')
+    with opened(tmp_path, change=rule) as scene:
+        scene.approve()
+        add_to_report(scene.lab.home, ["ready=true"])
+        scene.invite(scene.train())
+        assert scene.listener.ask()
+        add_to_report(scene.lab.home, ["ready=false"])
+        assert scene.listener.ask()
+        assert scene.state.stage is Stage.TRAINING
+        assert scene.situation.duty == scene.train()
+        scene.invite(scene.train(2))
+        assert scene.listener.ask()
+        assert scene.tools.machine.owed() == p.TellFailure(2, Failure.REQUIREMENTS)
+
+
+def test_plan_is_approved_for_as_many_rounds_as_it_has(scene: Scene) -> None:
+    scene.approve()
+    last = scene.lab.reviewed.plan.federation.rounds
+    scene.invite(scene.train(last))
+    assert scene.listener.ask()
+    assert scene.state.stage is Stage.TRAINING
+    scene.invite(scene.train(last + 1))
+    assert scene.listener.ask()
+    assert scene.tools.machine.owed() == p.TellFailure(last + 1, Failure.POLICY)
+    assert f"a plan for {last} rounds" in scene.events[-1].text
+
+
+def test_scores_that_the_policy_keeps_here_do_not_leave(scene: Scene) -> None:
+    scene.approve()
+    _sent(scene)
+    Policy(may_leave=("update", "weight")).write(scene.lab.home.policy_file)
+    _refuses_to_score(scene)
+
+
+def test_scores_that_are_not_in_the_plan_do_not_leave(tmp_path: Path) -> None:
+    with opened(tmp_path, change=("[evaluation]", "[evaluation]\nenabled = false")) as scene:
+        assert not scene.lab.reviewed.plan.evaluation.enabled
+        scene.approve()
+        _sent(scene)
+        _refuses_to_score(scene)
+
+
+def _refuses_to_score(scene: Scene) -> None:
+    scene.invite(d.Evaluate(1, SEAT, MODEL, MODEL, 0, LATER_MS))
+    assert scene.listener.ask()
+    assert scene.situation.duty is None
+    assert scene.tools.machine.owed() == p.TellFailure(1, Failure.POLICY)
+    assert "scores" in scene.events[-1].text
+    assert scene.listener.ask()  # it was told once
+    assert scene.tools.machine.owed() == p.TellFailure(1, Failure.POLICY)
+
+
 def test_site_on_hold_says_so(scene: Scene) -> None:
     scene.approve()
     scene.tools.machine.feed(p.HoldSite(NOW_MS))
@@ -198,6 +266,34 @@ def test_invitation_to_another_study_is_refused(scene: Scene) -> None:
     scene.invite(replace(scene.train(), task=MODEL))
     with pytest.raises(VerificationError, match="another study"):
         scene.listener.ask()
+
+
+def test_begun_round_cannot_be_given_another_task(scene: Scene, tmp_path: Path) -> None:
+    """Signed and with a true study, but nobody has approved it: it must not run."""
+    scene.approve()
+    good = replace(scene.train(), base=scene.lab.first)
+    scene.invite(good)
+    assert scene.listener.ask()
+    ran = tmp_path / "ran"
+    trap = f"\nimport pathlib; pathlib.Path({str(ran)!r}).touch()\n"
+    task = (tmp_path / "study" / "task.py").read_text()
+    other = other_study(scene.lab.home, tmp_path / "other", task + trap)
+    ran.unlink()  # the lead has locked it
+    scene.small.routes["GET", "/v1/study"] = lambda _: (200, other.sheet.model_dump())
+    bad = replace(good, task=other.task_hash, plan=other.plan_digest)
+    scene.invite(bad, plan=other.plan)
+    with pytest.raises(AlreadySubmittedError):
+        scene.listener.ask()
+    assert scene.situation.duty == good
+    scene.situation.duty = bad  # whatever the listener lets through
+    worker = Worker(scene.tools, scene.situation)
+    try:
+        assert not worker._is_wanted(p.TrainHere(1, scene.lab.first, None))
+        with pytest.raises(VerificationError):
+            worker._train(p.TrainHere(1, scene.lab.first, None))
+    finally:
+        worker.close()
+    assert not ran.exists()
 
 
 def test_invitation_that_is_over_is_not_taken(scene: Scene) -> None:

@@ -134,6 +134,16 @@ def test_signature_of_another_key_is_refused(small: Small) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("code", ["E0905", "E0903", "E0312", "E0314"])
+def test_what_a_site_finds_out_by_itself_is_not_believed(
+    small: Small, client: Client, code: str
+) -> None:
+    """RestoredBackupError ends an agent: nobody else may raise it there."""
+    small.routes["POST", "/v1/leave"] = lambda _: (409, {"code": code, "detail": "so I say"})
+    with pytest.raises(WireError, match="so I say"):
+        client.call("POST", "/v1/leave", reply=Taken)
+
+
 def test_refusal_comes_back_as_the_error_that_it_is(small: Small, client: Client) -> None:
     problem = {"code": "E0302", "detail": "too late", "hint": "next round", "details": {"n": 1}}
     small.routes["POST", "/v1/leave"] = lambda _: (409, problem)

@@ -13,7 +13,7 @@ from consortium.site.home import DEFAULT_HOME, SiteHome, is_home
 from consortium.site.transport import Client, verified_context
 
 _START = "consortium serve"
-_RENEW = "consortium agent renews it while it runs; if it has expired, join again"
+_RENEW = "consortium agent renews it while it runs; if it has expired, join again in a new home"
 _NEW_AUTHORITY = "found a new coordinator, and invite the sites again"
 
 

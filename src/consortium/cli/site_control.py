@@ -13,7 +13,13 @@ import typer
 from consortium.cli.agent import DEFAULT_HOME, HomeFolder
 from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.cli.site_review import site_of
-from consortium.errors import StoreFailedError, UsageError
+from consortium.errors import (
+    NotEnrolledError,
+    StoreFailedError,
+    UnauthorizedClientError,
+    UnsignedRequestError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from consortium.site.home import SiteHome
@@ -23,12 +29,16 @@ if TYPE_CHECKING:
 
 @command
 def hold(home: HomeFolder = DEFAULT_HOME) -> None:
-    """Stop at once: work under way ends, nothing more leaves, until `resume`."""
+    """Stop at once, until `resume`: work under way ends, and no update and no score leaves.
+
+    The agent goes on asking and reporting, and tells the code of why it does not work.
+    """
     from consortium.core.participant import HoldSite
 
     with site_of(home) as (_, machine):
         machine.feed(HoldSite(machine.clock.now_ms()))
-        say("on hold: nothing leaves this site; consortium site resume goes on")
+        say("on hold: no update and no score leaves; the agent's questions and reports go on")
+        say("consortium site resume goes on")
         envelope("site hold", {"held": True})
 
 
@@ -61,10 +71,12 @@ def leave(
         held = found.enrolment
         if not yes:
             _confirm(f"Leave {held.federation_name} for good?")
-        machine.feed(HoldSite(machine.clock.now_ms()))  # first: nothing leaves from now on
+        machine.feed(HoldSite(machine.clock.now_ms()))  # first: no update leaves from now on
         client = connect(found, machine.clock)
         try:
             client.call("POST", "/v1/leave", reply=Taken)
+        except (UnauthorizedClientError, UnsignedRequestError, NotEnrolledError):
+            say("the coordinator does not know this site any more: it has left, or was revoked")
         finally:
             client.close()
         leave_marker(found).touch()

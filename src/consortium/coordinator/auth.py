@@ -18,7 +18,13 @@ from consortium.coordinator.protocol import CERTIFICATE, EXTENSION
 from consortium.coordinator.rows import OperatorRow, SiteRow
 from consortium.core.ids import Digest
 from consortium.crypto.authority import public_key_of
-from consortium.errors import CertificateError, ForbiddenError, NotEnrolledError, WrongRoundError
+from consortium.errors import (
+    CertificateError,
+    ForbiddenError,
+    NotEnrolledError,
+    WireError,
+    WrongRoundError,
+)
 from consortium.wire.signing import Signed, parse
 
 ORDERING = frozenset({"admin", "lead"})  # roles that may change something
@@ -37,16 +43,19 @@ class Caller:
         """What the body must hash to."""
         return Digest(bytes.fromhex(self.signed.line.digest))
 
-    def in_round(self, number: int) -> None:
-        """The round of the path is the one that was signed for."""
+    def in_round(self, number: int, what: str) -> None:
+        """The round of the path is the one that was signed for, and the path is spelt in the
+        one way that an auditor can spell again."""
         if self.signed.line.round != number:
             raise WrongRoundError("the request was signed for another round")
+        if self.signed.line.path != f"/v1/rounds/{number}/{what}":
+            raise WireError("the address is not in its canonical form")
 
 
-def site_of(request: Request, office: Office) -> Caller:
+def site_of(request: Request, office: Office, *, may_be_out: bool = False) -> Caller:
     """The site that signed this request."""
     signed = parse(request.method, target_of(request), request.headers)
-    site = office.site(signed.line.site)
+    site = office.site(signed.line.site, may_be_out=may_be_out)
     signed.verify(site.key, office.audience)
     _check_certificate(request, site)
     return Caller(site, office.desk_of(site), signed)

@@ -8,11 +8,12 @@ is fed or read together, and never while a duty is performed.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from consortium.coordinator.heard import Heard, verified_cosignature
@@ -45,6 +46,7 @@ from consortium.drive.rounds import RoundIndex
 from consortium.errors import (
     ConsortiumError,
     CorruptBlobError,
+    InternalError,
     NoModelError,
     UnauthorizedClientError,
     WireError,
@@ -75,6 +77,8 @@ _ENDS = (RoundCompleted, RoundFailed, FederationFinished)
 _HEADER_BYTES = 64 << 10  # of an update's file, beside its numbers
 _PATIENCE_S = 1.0  # the longest that the worker sleeps without a look at the log
 _TROUBLE_S = 2.0  # after a duty failed, for instance on a full disk
+_END_S = 1.5  # for the worker to end what it does
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,8 @@ class Desk:
         self._signed: dict[tuple[str, d.SiteDuty], Signature] = {}
         self.heard = Heard(registry, self.id)
         self._wake = threading.Event()
+        self._written_s = time.monotonic()
+        self._has_ended = True  # a checkpoint is due: the last one may not have been kept
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
@@ -163,7 +169,9 @@ class Desk:
         self._is_closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                return  # it sums: the log is as good without us, and the process may end
         self.heard.write()
         if self.size:
             self.coordinator.keep_checkpoint()
@@ -174,23 +182,46 @@ class Desk:
         self._tell(facts)
         return facts
 
+    @property
+    def is_working(self) -> bool:
+        """Whether somebody is there to do what is owed."""
+        return self._thread is not None and self._thread.is_alive()
+
     def _work(self) -> None:
-        written = time.monotonic()
         while not self._is_closing:
             self._wake.clear()
             try:
-                if time.monotonic() - written > _PATIENCE_S:
-                    self.heard.write()
-                    written = time.monotonic()
-                facts = self._step()
+                is_moving = self._turn()
             except ConsortiumError as error:
                 self._on_trouble(error)
                 self._wake.wait(_TROUBLE_S)
-                continue
-            if facts:
-                self._tell(facts)
+            except Exception as error:  # the outermost loop: it must go on, and keep the evidence
+                _log.exception("a duty failed")
+                self._on_trouble(InternalError(f"unexpected {type(error).__name__}"))
+                self._wake.wait(_TROUBLE_S)
             else:
-                self._wake.wait(self._rest_s())
+                if not is_moving:
+                    self._wake.wait(self._rest_s())
+
+    def _turn(self) -> bool:
+        """Do one thing that is due; whether there may be more."""
+        if time.monotonic() - self._written_s > _PATIENCE_S:
+            self.heard.write()
+            self._written_s = time.monotonic()
+        if self._has_ended:
+            self._keep_checkpoint()
+        facts = self._step()
+        self._tell(facts)
+        return bool(facts)
+
+    def _keep_checkpoint(self) -> None:
+        self._has_ended = False  # before: another round may end meanwhile
+        try:
+            with self.lock:
+                self.coordinator.keep_checkpoint()
+        except BaseException:
+            self._has_ended = True  # it is due still
+            raise
 
     def _step(self) -> Facts:
         before = self._driver.position
@@ -221,14 +252,12 @@ class Desk:
         return seed_bytes(self._seed, "selection", number)
 
     def _tell(self, facts: Facts) -> None:
+        """Wake everybody whom these facts may concern. Never fails: they are durable."""
         if not facts:
             return
-        if any(
-            isinstance(fact, RoundCompleted | RoundFailed | FederationFinished) for fact in facts
-        ):
-            with self.lock:
-                self._signed.clear()
-                self.coordinator.keep_checkpoint()
+        if any(isinstance(fact, _ENDS) for fact in facts):
+            self._signed.clear()
+            self._has_ended = True
         self._notify()
 
     def _notify(self) -> None:
@@ -305,6 +334,11 @@ class Desk:
             raise UnauthorizedClientError("this site is not on the roster")
         return Seat(site.seat)
 
+    def has_member(self, site: SiteRow) -> bool:
+        """Whether the site is on the roster with this key."""
+        with self.lock:
+            return site.seat is not None and self._member(site) is not None
+
     def _member(self, site: SiteRow) -> Member | None:
         member = self.state.roster.members.get(Seat(site.seat or 0))
         return member if member is not None and member.key == site.key else None
@@ -321,11 +355,11 @@ class Desk:
     def may_read(self, site: SiteRow, digest: Digest) -> bool:
         """Whether this blob is for this site: the study, published models, what its own part of
         the open round needs. Never another site's update."""
-        sheet = self.study_of_plan().sheet
-        if digest.hex() in (sheet.plan, sheet.layout, sheet.bundle, sheet.lock):
-            return True
         with self.lock:
             state, seat = self.state, self._seat(site)
+            sheet = self.study_of_plan().sheet
+            if digest.hex() in (sheet.plan, sheet.layout, sheet.bundle, sheet.lock):
+                return True
             if any(version.model == digest for version in state.versions.values()):
                 return True
             open_round = state.round
@@ -379,7 +413,6 @@ class Desk:
             self._adopt(site, digest, body.size_bytes)
             kept = self.blobs.put(envelope)
             self.feed(self._submission(number, seat, digest, kept))
-            self._uploads.mark_done(site.id, digest)
         return self.receipt(site, number)
 
     def _submission(
@@ -389,6 +422,8 @@ class Desk:
 
     def _adopt(self, site: SiteRow, digest: Digest, size_bytes: int) -> None:
         if self._uploads.is_done(site.id, digest) and self.blobs.has(digest):
+            if self.blobs.size(digest) != size_bytes:
+                raise WireError("the update has another size than it is said to have")
             return
         try:
             self.blobs.adopt(self._uploads.take(site.id, digest, size_bytes), digest)
@@ -398,37 +433,46 @@ class Desk:
                 "the upload does not have the digest that it was sent under",
                 hint="send it again from the beginning",
             ) from None
+        # Before the fact: killed in between, the site need not send it again.
+        self._uploads.mark_done(site.id, digest)
 
     def fail(self, site: SiteRow, number: int, body: FailureNote, envelope: bytes) -> Taken:
         if body.failure not in Failure.__members__:
             raise WireError("there is no failure of that name")
         with self.lock:
             seat = self._seat(site)
-        failure, kept = Failure[body.failure], self.blobs.put(envelope)
-        self.feed(i.Fail(number, seat, failure, kept, self._clock.now_ms()))
+        failed = i.Fail(number, seat, Failure[body.failure], None, self._clock.now_ms())
+        self._take(failed, envelope)
         return Taken()
 
     def score(self, site: SiteRow, number: int, body: ScoreNote, envelope: bytes) -> Taken:
         with self.lock:
             seat = self._seat(site)
-        self.feed(
-            i.Score(
-                number,
-                seat,
-                Digest(bytes.fromhex(body.model)),
-                body.samples,
-                tuple(body.candidate),
-                tuple(body.base),
-                self.blobs.put(envelope),
-                self._clock.now_ms(),
-            )
+        scored = i.Score(
+            number,
+            seat,
+            Digest(bytes.fromhex(body.model)),
+            body.samples,
+            tuple(body.candidate),
+            tuple(body.base),
+            None,
+            self._clock.now_ms(),
         )
+        self._take(scored, envelope)
         return Taken()
+
+    def _take(self, item: i.Fail | i.Score, envelope: bytes) -> None:
+        """Feed it with its envelope, which is kept only if something follows from it."""
+        with self.lock:
+            is_new = bool(decide(self.state, item))
+        if is_new:
+            self.feed(replace(item, envelope=self.blobs.put(envelope)))
 
     def leave(self, site: SiteRow) -> Taken:
         with self.lock:
             seat = self._seat(site)
         self.feed(i.Dismiss(seat, Departure.LEFT, self._clock.now_ms()))
+        self._registry.revoke(site.id, self._clock.now_ms())  # its name is free again
         return Taken()
 
     # ---- receipts -------------------------------------------------------------------
@@ -449,7 +493,7 @@ class Desk:
         if found is not None:
             why = None if found.why is None else found.why.name
             return found.update.hex(), found.status.value, why
-        status = Status.COUNTED if self.index.is_counted(number, seat) else Status.NOT_COUNTED
+        status = Status.COUNTED if self.index.was_summed(number, seat) else Status.NOT_COUNTED
         return self.index.update_at(proof.index).hex(), status.value, None
 
     def open_round(self) -> Round | None:

@@ -63,6 +63,12 @@ class Edge:
             )
         return caller, body
 
+    async def leaving(self, request: Request) -> Caller:
+        """The site that leaves, or left before and lost the answer."""
+        caller = await self.threads.read(lambda: site_of(request, self.office, may_be_out=True))
+        check_digest(await whole(request, 0), caller.body)
+        return caller
+
     async def asking(self, request: Request) -> Caller:
         """The site, whose request has no body."""
         caller = await self.site(request)

@@ -16,7 +16,7 @@ from consortium.errors import BadTokenError, UsageError
 from consortium.wire.token import is_site_name, new_secret, token_hash
 
 # One text for unknown, used and expired: an answer must not tell which.
-_REFUSED = "the token is unknown, used or expired"
+USED = "the token is unknown, used or expired"
 _NO_INVITE = (bytes(32), "", 0, None, "")
 
 
@@ -72,7 +72,7 @@ def redeem(
     if is_meant and is_same and holder is not None and not holder.is_revoked:
         return holder
     if not is_meant or not is_open:
-        raise BadTokenError(_REFUSED)
+        raise BadTokenError(USED)
     return _admit(run, federation, replace(newcomer, name=name), wanted, now_ms)
 
 

@@ -16,12 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from consortium.coordinator.desk import Desk
+from consortium.coordinator.enrolment import USED
 from consortium.coordinator.registry import Registry
 from consortium.coordinator.rows import OperatorRow, SiteRow
 from consortium.coordinator.study import LockedStudy, read_locked, store_study
 from consortium.coordinator.telling import Teller
 from consortium.coordinator.uploads import Uploads
 from consortium.core import inputs as i
+from consortium.core.facts import Departure
 from consortium.core.ids import Secret, SiteId
 from consortium.core.terms import DAY_MS
 from consortium.crypto.authority import Authority, key_of_request, serial_of
@@ -29,6 +31,7 @@ from consortium.crypto.keyfile import read_secret, write_secret
 from consortium.drive.clock import Clock
 from consortium.drive.directory import DataDirectory
 from consortium.errors import (
+    BadTokenError,
     CertificateError,
     ConsortiumError,
     NotEnrolledError,
@@ -127,13 +130,19 @@ class Office:
 
     # ---- sites ----------------------------------------------------------------------
 
-    def site(self, site_id: str) -> SiteRow:
-        """A site that may speak; the same answer for one that never was and one that is out."""
+    def site(self, site_id: str, *, may_be_out: bool = False) -> SiteRow:
+        """A site that may speak; the same answer for one that never was and one that is out.
+        With `may_be_out`, also one that has left: it may have lost the answer to that."""
         try:
-            row = self.registry.enrolled(site_id)
+            row = self.registry.site(site_id)
         except NotEnrolledError:
             raise UnsignedRequestError(_NOBODY) from None
-        if row.seat is None:  # its enrolment was cut short: it comes again with its token
+        if may_be_out and row.seat is not None:
+            return row
+        # Without a seat its enrolment was cut short: it comes again with its token.
+        if row.seat is None or not self.desk_of(row).has_member(row):
+            raise UnsignedRequestError(_NOBODY)
+        if row.revoked_ms is not None:
             raise UnsignedRequestError(_NOBODY)
         return row
 
@@ -155,7 +164,12 @@ class Office:
             body.federation, body.secret, site, key, now_ms, name=body.name, words=words
         )
         desk = self.desk_of(row)
+        if row.seat is not None and not desk.has_member(row):
+            raise BadTokenError(USED)  # it has left, or was put out
         desk.feed(i.Admit(SiteId(row.id), row.key, now_ms))
+        if self.registry.site(row.id).revoked_ms is not None:  # meanwhile
+            self._put_out(desk, row.id)
+            raise BadTokenError(USED)
         with desk.lock:
             seat = desk.state.roster.seat_of[SiteId(row.id)]
             log_key = desk.state.log_keys[-1]
@@ -169,6 +183,11 @@ class Office:
             log_key=log_key.hex(),
             words=list(words),
         )
+
+    def _put_out(self, desk: Desk, site: str) -> None:
+        with desk.lock:
+            seat = desk.state.roster.seat_of[SiteId(site)]
+        desk.feed(i.Dismiss(seat, Departure.REVOKED, self.clock.now_ms()))
 
     def renew(self, site: SiteRow, body: Renew) -> Renewed:
         """A new certificate for the same key."""

@@ -23,6 +23,8 @@ EXTENSION = "consortium"  # in scope["extensions"]
 CERTIFICATE = "certificate"  # the peer's, DER; None when it showed none
 BUFFER_BYTES = 32 << 10
 BODY_BYTES = 32 << 10  # of a request's body that wait in memory
+HEAD_BYTES, HEAD_LINES = 64 << 10, 100
+HEAD_S = 20.0  # from the first byte of a request's head to its last
 KEEP_ALIVE_S = 120  # longer than the longest poll, so that a waiting site keeps its session
 _LINGER_S = 1.0  # for a peer to read our last answer
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a dead peer: 2 minutes
@@ -38,6 +40,9 @@ class SiteProtocol(HttpToolsProtocol):
 
     _extensions: dict[str, Any]
     _unanswered: list[RequestResponseCycle]
+    _head_ends: asyncio.TimerHandle
+    _head_bytes: int
+    _head_lines: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,6 +63,26 @@ class SiteProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
+        self._head_bytes = self._head_lines = 0
+        self._head_ends = self.loop.call_later(HEAD_S, self.end)
+
+    def on_url(self, url: bytes) -> None:
+        if self._fits(url):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_lines += 1
+        if self._fits(name + value):
+            super().on_header(name, value)
+
+    def _fits(self, part: bytes) -> bool:
+        """Whether the head of the request is still of a decent size; else hang up. Nobody has
+        said who it is before its head is whole."""
+        self._head_bytes += len(part)
+        is_small = self._head_bytes <= HEAD_BYTES and self._head_lines <= HEAD_LINES
+        if not is_small:
+            self.end()
+        return is_small
 
     def on_body(self, body: bytes) -> None:
         """Wake the application up for much of a body at once, and not for each piece: pieces
@@ -71,6 +96,9 @@ class SiteProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_headers_complete(self) -> None:
+        self._head_ends.cancel()
+        if self.transport.is_closing():
+            return
         super().on_headers_complete()
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)

@@ -38,7 +38,7 @@ async def health() -> Response:
 
 @routes.get("/ready", **open_to_all(None, Readiness))
 async def ready(request: Request) -> Response:
-    """The log is open, and every federation is folded."""
+    """The log is open, every federation is folded, and somebody works for it."""
     edge = edge_of(request)
     return told(await edge.threads.read(lambda: _readiness(edge.office)))
 
@@ -48,6 +48,8 @@ def _readiness(office: Office) -> Readiness:
     if {row.id for row in rows} != set(office.desks):
         raise StoreFailedError("a federation is not open yet")
     for desk in office.desks.values():
+        if not desk.is_working:
+            raise StoreFailedError("nobody does what is owed in a federation")
         for _ in office.directory.log.read(desk.id, max(0, desk.size - 1), desk.size):
             pass  # a disk that fails says so here
     return Readiness(status="ok", federations=len(rows))

@@ -103,7 +103,7 @@ async def renew(request: Request) -> Response:
 async def leave(request: Request) -> Response:
     """Out of the federation, for good."""
     edge = edge_of(request)
-    caller = await edge.asking(request)
+    caller = await edge.leaving(request)
     return await edge.once(caller, lambda: caller.desk.leave(caller.site))
 
 
@@ -194,7 +194,7 @@ async def update(request: Request, number: RoundPath) -> Response:
     """The upload is complete: count it."""
     edge = edge_of(request)
     caller, body = await edge.answered(request, Submission)
-    caller.in_round(number)
+    caller.in_round(number, "update")
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.submit(caller.site, number, body, envelope))
 
@@ -212,7 +212,7 @@ async def failure(request: Request, number: RoundPath) -> Response:
     """This site will not answer in this round, and why."""
     edge = edge_of(request)
     caller, body = await edge.answered(request, FailureNote)
-    caller.in_round(number)
+    caller.in_round(number, "failure")
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.fail(caller.site, number, body, envelope))
 
@@ -222,6 +222,6 @@ async def score(request: Request, number: RoundPath) -> Response:
     """How candidate and base do on this site's own test records: sums and counts."""
     edge = edge_of(request)
     caller, body = await edge.answered(request, ScoreNote)
-    caller.in_round(number)
+    caller.in_round(number, "score")
     envelope = caller.signed.envelope()
     return await edge.once(caller, lambda: caller.desk.score(caller.site, number, body, envelope))

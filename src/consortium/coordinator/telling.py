@@ -16,7 +16,7 @@ from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.codec import decode
 from consortium.core.facts import Departure
-from consortium.core.ids import Digest, Seat
+from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.owing import why_not_open
 from consortium.core.state import Federation, Round
 from consortium.drive.clock import Clock
@@ -188,9 +188,11 @@ class Teller:
         first: the roster is what requests are checked against."""
         for row in self._registry.sites(self.desk.id):
             if row.name == name and row.revoked_ms is None:
-                if row.seat is not None:
+                with self.desk.lock:
+                    seat = self.desk.state.roster.seat_of.get(SiteId(row.id))
+                if seat is not None:
                     now_ms = self._clock.now_ms()
-                    self.desk.feed(i.Dismiss(Seat(row.seat), Departure.REVOKED, now_ms))
+                    self.desk.feed(i.Dismiss(seat, Departure.REVOKED, now_ms))
                 self._registry.revoke(row.id, self._clock.now_ms())
                 return {"name": name, "revoked": True}
         raise UnauthorizedClientError(

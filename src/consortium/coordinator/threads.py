@@ -1,8 +1,9 @@
 """The few threads in which the synchronous half of a coordinator runs.
 
 The event loop parses, hashes and waits; whatever takes a lock or touches a database runs here.
-Orders and submissions wait for the disk, so they have threads of their own: a question is
-answered while they wait. A request that only waits for news occupies no thread.
+Orders and submissions wait for the disk, so they have threads of their own. A question waits
+for the disk only while a fact of the same federation is being forced to it. A request that
+only waits for news occupies no thread.
 """
 
 from __future__ import annotations

@@ -50,6 +50,9 @@ class Uploads:
     def offset(self, site: str, digest: Digest) -> int:
         """How many bytes count."""
         with _failures(self._folder):
+            whole = self._file(site, digest, "whole")
+            if whole.exists():  # it was taken, and the process died before it became a blob
+                return whole.stat().st_size
             try:
                 told = int(self._file(site, digest, "at").read_bytes())
                 return min(told, self.path(site, digest).stat().st_size)
@@ -63,6 +66,8 @@ class Uploads:
             true_offset = self.offset(site, digest)
             if offset != true_offset:
                 raise wrong_offset(true_offset)
+            if self._file(site, digest, "whole").exists():
+                raise wrong_offset(true_offset, "the upload is complete")
             self._end_writer(site)
             path = self.path(site, digest)
             with _failures(path):
@@ -88,11 +93,12 @@ class Uploads:
         part, whole = self.path(site, digest), self._file(site, digest, "whole")
         with self._lock, _failures(part):
             self._end_writer(site)
-            if part.exists() and self.offset(site, digest) == size_bytes:
+            is_taken = whole.exists()
+            if not is_taken and part.exists() and self.offset(site, digest) == size_bytes:
                 os.truncate(part, size_bytes)
                 part.replace(whole)
                 self._file(site, digest, "at").unlink(missing_ok=True)
-            elif not whole.exists() or whole.stat().st_size != size_bytes:
+            elif not is_taken or whole.stat().st_size != size_bytes:
                 raise MissingBlobError("the upload is not complete", hint="send the rest first")
         return whole
 

@@ -42,6 +42,7 @@ from consortium.core.site_inputs import (
 from consortium.core.tables import PARTICIPANT, Stage
 from consortium.core.terms import ReportValue
 from consortium.errors import (
+    AlreadySubmittedError,
     DeadlineExpiredError,
     NotApprovedError,
     WitnessError,
@@ -151,16 +152,20 @@ def _asked(state: Participant, item: Asked) -> SiteFacts:
 
 
 def _asked_to_train(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts:
-    if duty.round == state.round and state.stage is Stage.TRAINING:
-        if duty.deadline_ms == state.deadline_ms:
-            return ()
-        return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),)
-    if duty.round <= state.round:
+    is_again = _is_at(state, duty.round, Stage.TRAINING)
+    if duty.round <= state.round and not is_again:
         return ()  # dealt with already: a round is trained once
+    present = (state.task, state.plan, state.base)
+    if is_again and (duty.task, duty.plan, duty.base) != present:
+        # What was looked at when the round was taken is what runs in it.
+        raise AlreadySubmittedError(f"round {duty.round} was begun with another task, plan or base")
     if state.is_held:
         return (s.InvitationDeclined(duty.round, Failure.POLICY, now_ms),)
     if (duty.task, duty.plan) not in state.approved:
         raise NotApprovedError("nobody at this site has approved this task under this plan")
+    if is_again:
+        is_moved = duty.deadline_ms != state.deadline_ms
+        return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),) if is_moved else ()
     if state.unsettled:
         raise WrongRoundError(f"how round {state.unsettled} ended has not been told")
     taken = s.InvitationTaken(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms)
@@ -180,10 +185,11 @@ def _settled(state: Participant, item: Settled) -> SiteFacts:
 
 
 def _asked_to_evaluate(state: Participant, duty: d.Evaluate, now_ms: int) -> SiteFacts:
-    """Only a member is asked, and a member has sent an update: its receipt may be lost."""
+    """Only a member is asked, and a member has sent an update: its receipt may be lost. A round
+    has one candidate: scores of a second one would tell more than was agreed to."""
     if duty.round != state.round:
         raise WrongRoundError(f"this site took no part in round {duty.round}")
-    if state.stage not in (Stage.SENDING, Stage.SENT) or state.model == duty.model:
+    if state.stage not in (Stage.SENDING, Stage.SENT) or state.model is not None:
         return ()
     if state.is_held or (state.task, state.plan) not in state.approved:
         return (s.WorkFailed(duty.round, Failure.POLICY, now_ms),)
@@ -217,7 +223,8 @@ def _scored(state: Participant, item: Scored) -> SiteFacts:
 
 
 def _broke(state: Participant, item: Broke) -> SiteFacts:
-    if not _is_at(state, item.round, Stage.TRAINING, Stage.EVALUATING):
+    # An update that is spooled may get lost before it was sent, or be forbidden meanwhile.
+    if not _is_at(state, item.round, Stage.TRAINING, Stage.SENDING, Stage.EVALUATING):
         return ()
     return (s.WorkFailed(item.round, item.failure, item.now_ms),)
 

@@ -75,6 +75,7 @@ class Coordinator:
             self.driver.feed(i.AdoptLogKey(key, clock.now_ms()))
         self._notary = self._new_notary(directory.signers(), directory.cache)
         self._note: tuple[int, str] = (0, "")
+        self._signing: SigningKey | None = None
         self._check_cache()
 
     def _new_notary(self, signers: list[Signer], cache: Cache) -> Notary:
@@ -103,10 +104,12 @@ class Coordinator:
     def signing_key(self) -> SigningKey:
         """The key that the log names now: it signs invitations as well as checkpoints."""
         key = self.driver.state.log_keys[-1]
-        for signer in self._directory.signers():
-            if signer.key.public == key:
-                return signer.key
-        raise NoteError("the key that the log names is not here")
+        if self._signing is None or self._signing.public != key:
+            found = [signer.key for signer in self._directory.signers()]
+            self._signing = next((one for one in found if one.public == key), None)
+        if self._signing is None:
+            raise NoteError("the key that the log names is not here")
+        return self._signing
 
     def feed(self, item: i.Input) -> Facts:
         return self.driver.feed(item)

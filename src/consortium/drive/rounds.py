@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from consortium.core import facts as f
 from consortium.core.codec import decode
@@ -39,6 +40,12 @@ class RoundIndex:
         the round is not over."""
         return is_counted((fact for _, fact in self.facts_of(number)), seat)
 
+    def was_summed(self, number: int, seat: Seat) -> bool:
+        """Whether this seat's update is in the sum of a completed round, whatever became of
+        its candidate."""
+        end = _end_of(fact for _, fact in self.facts_of(number))
+        return end is not None and end.is_completed and seat in end.members
+
     def received_at(self, number: int, seat: Seat) -> int | None:
         """Where the log says that this seat's update was received."""
         for at, fact in self.facts_of(number):
@@ -69,6 +76,20 @@ class RoundIndex:
 def is_counted(facts: Iterable[f.Fact], seat: Seat) -> bool | None:
     """Whether the round that these facts are of published a model with this seat's update in
     it; None while the round is not over."""
+    end = _end_of(facts)
+    return None if end is None else end.is_published and seat in end.members
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a round ended: whose updates are in its sum, and what became of it."""
+
+    members: frozenset[Seat]
+    is_completed: bool
+    is_published: bool
+
+
+def _end_of(facts: Iterable[f.Fact]) -> _End | None:
     members: set[Seat] = set()
     is_published = False
     for fact in facts:
@@ -80,7 +101,8 @@ def is_counted(facts: Iterable[f.Fact], seat: Seat) -> bool | None:
             case f.ModelPublished():
                 is_published = True
             case f.RoundCompleted() | f.RoundFailed():
-                return is_published and seat in members
+                is_completed = isinstance(fact, f.RoundCompleted)
+                return _End(frozenset(members), is_completed, is_published)
             case _:
                 pass
     return None

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 from consortium.core import participant as p
 from consortium.core.codec import decode
-from consortium.core.facts import UpdateReceived
+from consortium.core.facts import Failure, UpdateReceived
 from consortium.drive.directory import SIGNER_NAME
 from consortium.errors import (
+    ConsortiumError,
+    MissingBlobError,
     OnHoldError,
     ProofError,
     Refusal,
@@ -43,21 +45,56 @@ class Answers:
 
     def give(self, work: Given) -> None:
         """Send what is owed. An error that is not final leaves everything as it was."""
-        machine, clock, is_lost = self._tools.machine, self._tools.clock, False
+        is_lost = False
         try:
             event = self._sent(work)
         except UnreachableError:
             is_lost = True  # the same request again is answered as this one would have been
             raise
+        except OnHoldError:
+            if self._tools.machine.owed() == work:
+                raise  # it is to be sent after all, or the federation is on hold: try again
         except _FINAL as error:
-            if machine.feed(p.TurnedAway(work, clock.now_ms())):
-                self._tools.tell(Event.of(Kind.TURNED_AWAY, error, round=machine.state.round))
+            self._end_without_an_answer(work, error)
+        except MissingBlobError as error:
+            if not self._is_gone(work):
+                raise  # the coordinator misses something
+            self._end_without_an_answer(work, error)
         else:
-            if machine.feed(p.Heard(work, clock.now_ms())):
-                self._tools.tell(event)
+            self._heard(work, event)
         finally:
             if not is_lost:
                 self._request = None
+
+    def _heard(self, work: Given, event: Event) -> None:
+        if self._tools.machine.feed(p.Heard(work, self._tools.clock.now_ms())):
+            self._tools.tell(event)
+
+    def _end_without_an_answer(self, work: Given, error: ConsortiumError) -> None:
+        """It will never be taken, or is not here any more; unless it was taken already."""
+        tools, now_ms = self._tools, self._tools.clock.now_ms()
+        if isinstance(work, p.SendUpdate) and self._has_receipt(work):
+            text = f"round {work.round}: it had arrived; the receipt is kept"
+            self._heard(work, Event(Kind.SENT, text, work.round))
+        elif isinstance(error, MissingBlobError):
+            assert isinstance(work, p.SendUpdate)
+            if tools.machine.feed(p.Broke(work.round, Failure.RESOURCES, now_ms)):
+                tools.tell(Event.of(Kind.FAILED, error, round=work.round))
+        elif tools.machine.feed(p.TurnedAway(work, now_ms)):
+            tools.tell(Event.of(Kind.TURNED_AWAY, error, round=tools.machine.state.round))
+
+    def _is_gone(self, work: Given) -> bool:
+        return isinstance(work, p.SendUpdate) and not self._tools.home.blobs.has(work.update)
+
+    def _has_receipt(self, work: p.SendUpdate) -> bool:
+        """A coordinator that was killed may have the update, and refuse it the second time."""
+        try:
+            self._fetch_receipt(work)
+        except UnreachableError:
+            raise
+        except ConsortiumError:
+            return False
+        return True
 
     def _sent(self, work: Given) -> Event:
         match work:
@@ -96,10 +133,13 @@ class Answers:
         receipt arrived here or not."""
         tools, update = self._tools, self._tools.machine.state.update
         if update is not None and tools.home.receipt(number) is None:
-            path = f"/v1/rounds/{number}/receipt"
-            self._seen_size = tools.machine.state.seen_size
-            reply = tools.client.call("GET", path, reply=ReceiptReply, round=number)
-            self._keep_receipt(p.SendUpdate(number, update), reply)
+            self._fetch_receipt(p.SendUpdate(number, update))
+
+    def _fetch_receipt(self, work: p.SendUpdate) -> None:
+        tools, path = self._tools, f"/v1/rounds/{work.round}/receipt"
+        self._seen_size = tools.machine.state.seen_size
+        reply = tools.client.call("GET", path, reply=ReceiptReply, round=work.round)
+        self._keep_receipt(work, reply)
 
     def _send_score(self, work: p.SendScore) -> Event:
         score = work.score

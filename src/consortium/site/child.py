@@ -1,9 +1,10 @@
 """The process that runs the task: `python -m consortium.site.child`, started by `workshop`.
 
-It has the task, its libraries and the site's records, and no network and no key. It stays
-from round to round, so that libraries are loaded and records read once, and ends with its
-parent. What the task prints goes to the site's child.log, and so does the whole text of an
-error; its parent gets the error's name and a message without data.
+It is given the task, its libraries and the site's records. It is another process, not a
+sandbox: it has the rights of the user that runs the agent, so the network and the site's key
+are within its reach. It stays from round to round, so that libraries are loaded and records
+read once, and ends with its parent. What the task prints goes to the site's child.log, and so
+does the whole text of an error; its parent gets the error's name and a message without data.
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ class Enrolment(BaseModel):
     words: Annotated[tuple[str, ...], Field(strict=False)]
     data: str  # the path of the site's records; empty: none was given yet
     enrolled_ms: Count
+    token_hash: str = ""  # of the secret that it joined with; empty: of a home that is older
     seed: int | None = None  # for studies that must be repeatable; None: nobody can foresee it
 
 

@@ -13,6 +13,7 @@ from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core import site_facts as s
 from consortium.core.facts import Failure
+from consortium.core.tables import Stage
 from consortium.drive.directory import SIGNER_NAME
 from consortium.errors import (
     ConsortiumError,
@@ -231,6 +232,9 @@ class Listener:
             except DeadlineExpiredError:
                 situation.duty = None
                 return True
+            if isinstance(duty, d.Evaluate) and not self._may_score(duty.round):
+                situation.duty = None
+                return True
             situation.duty = duty
             self._tell_taken(facts)
             self._tools.wake.set()
@@ -241,20 +245,46 @@ class Listener:
         tools = self._tools
         study = self._situation.study = tools.studies.of(duty.task, duty.plan)
         _check_same(invitation, study)
-        policy, now_ms = read_policy(tools.home.policy_file), tools.clock.now_ms()
-        objections = policy.objections(study.plan, study.layout)
-        failure = Failure.POLICY if objections else None
+        policy = read_policy(tools.home.policy_file)
+        objections = [*_too_late(study, duty.round), *policy.objections(study.plan, study.layout)]
+        if objections:
+            self._decline(duty, Failure.POLICY, objections[0])
+            return False
+        # A round that was begun goes on: requirements are for who begins one.
+        is_new = duty.round > tools.machine.state.round
         conditions = study.plan.terms(study.lock.metrics).conditions
-        if failure is None and not meets_all(own_report(tools.home), conditions):
-            objections = ["the plan's requirements are not met here"]
-            failure = Failure.REQUIREMENTS
-        if failure is not None:
-            if tools.machine.feed(p.Decline(duty, failure, now_ms)):
-                tools.tell(Event(Kind.DECLINED, f"declined: {objections[0]}", duty.round))
+        if is_new and not meets_all(own_report(tools.home), conditions):
+            self._decline(duty, Failure.REQUIREMENTS, "the plan's requirements are not met here")
             return False
         if policy.approves(duty.task):
-            tools.machine.feed(p.Approve(duty.task, duty.plan, now_ms))
+            tools.machine.feed(p.Approve(duty.task, duty.plan, tools.clock.now_ms()))
         return True
+
+    def _decline(self, duty: d.Train, failure: Failure, why: str) -> None:
+        """Also a round that was begun: the policy may have become stricter since."""
+        machine, now_ms = self._tools.machine, self._tools.clock.now_ms()
+        is_new = machine.feed(p.Decline(duty, failure, now_ms))
+        if is_new or machine.feed(p.Broke(duty.round, failure, now_ms)):
+            self._tools.tell(Event(Kind.DECLINED, f"declined: {why}", duty.round))
+
+    def _may_score(self, number: int) -> bool:
+        """Whether scores of round `number` may leave; where not, the coordinator is told so
+        instead of waiting for them. Asked when the machine has taken the evaluation."""
+        tools = self._tools
+        with tools.machine.lock:
+            state = tools.machine.state
+            task, plan = state.task, state.plan
+            if state.stage is not Stage.EVALUATING:
+                return True  # nothing is to be made
+        assert task is not None and plan is not None
+        study = tools.studies.of(task, plan)
+        objections = read_policy(tools.home.policy_file).objections(study.plan, study.layout)
+        if not study.plan.evaluation.enabled:
+            objections.insert(0, "scores are not part of the plan")
+        if objections:
+            tools.machine.feed(p.Broke(number, Failure.POLICY, tools.clock.now_ms()))
+            tools.tell(Event(Kind.DECLINED, f"the model is not tried: {objections[0]}", number))
+        return not objections
 
     def _wait_for_approval(self, invitation: Invitation) -> None:
         situation, number = self._situation, invitation.duty.round
@@ -281,6 +311,12 @@ class Listener:
 def _log_keys(key: str) -> list[Verifier]:
     """Whom this site believes about the coordinator's log."""
     return [Verifier(SIGNER_NAME, bytes.fromhex(key))]
+
+
+def _too_late(study: ReviewedStudy, number: int) -> list[str]:
+    """Who approved a plan approved as many rounds as it has."""
+    most = study.plan.federation.rounds
+    return [f"round {number} of a plan for {most} rounds"] if number > most else []
 
 
 def _check_same(invitation: Invitation, study: ReviewedStudy) -> None:

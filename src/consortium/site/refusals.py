@@ -14,14 +14,21 @@ from pydantic import Field
 from consortium.errors import (
     CertificateError,
     ConsortiumError,
+    NotApprovedError,
+    PolicyError,
+    RestoredBackupError,
     UnreachableError,
     UsageError,
     WireError,
+    WitnessError,
     every_error,
 )
 from consortium.wire.messages import MAX_JSON_BYTES, Message, read_body
 
 _LATER = frozenset({429, 502, 503, 504})  # what may go well the next time
+# What a site finds out by itself. A coordinator that says so proves nothing, and must not be
+# able to stop an agent with it.
+_LOCAL_ONLY = (RestoredBackupError, WitnessError, NotApprovedError, PolicyError)
 _MOST_SHOWN = 500  # characters of what a coordinator says of its refusal
 
 
@@ -61,7 +68,7 @@ def refusal(status: int, body: bytes) -> ConsortiumError:
     if status in _LATER:
         return UnreachableError(f"the coordinator cannot answer now: {told}")
     kind = _kinds().get(problem.code)
-    if kind is None:
+    if kind is None or issubclass(kind, _LOCAL_ONLY):
         return WireError(f"the coordinator refuses: {told}", hint=printable(problem.hint))
     error = kind(told, hint=printable(problem.hint))
     error.details = dict(problem.details)

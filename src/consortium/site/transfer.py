@@ -18,6 +18,7 @@ import httpx2
 from consortium.core.ids import Digest
 from consortium.errors import (
     CorruptBlobError,
+    MissingBlobError,
     StoreFailedError,
     TooLargeError,
     WireError,
@@ -102,21 +103,24 @@ class Transfer:
         self, path: Path, digest: Digest, *, round: int, on_progress: OnProgress = _in_silence
     ) -> int:
         """Make sure that the coordinator has all bytes of the file; how many there are."""
-        size = path.stat().st_size
+        with _opened(path) as file:
+            return self._send(file, digest, round, on_progress)
+
+    def _send(self, file: IO[bytes], digest: Digest, round: int, on_progress: OnProgress) -> int:
+        size = file.seek(0, os.SEEK_END)
         place = f"/v1/uploads/{digest.hex()}"
         state = self._client.call("GET", place, reply=UploadState, round=round)
         if state.is_complete:
             on_progress(size, size)
             return size
         offset, corrections = state.offset, 0
-        with path.open("rb") as file:
-            while offset < size:
-                on_progress(offset, size)
-                after = self._send_chunk(file, place, offset, round)
-                corrections = corrections + 1 if after <= offset else 0
-                if corrections > _MOST_CORRECTIONS or after > size:
-                    raise WireError("the coordinator cannot say how much of an upload it has")
-                offset = after
+        while offset < size:
+            on_progress(offset, size)
+            after = self._send_chunk(file, place, offset, round)
+            corrections = corrections + 1 if after <= offset else 0
+            if corrections > _MOST_CORRECTIONS or after > size:
+                raise WireError("the coordinator cannot say how much of an upload it has")
+            offset = after
         on_progress(size, size)
         return size
 
@@ -132,6 +136,15 @@ class Transfer:
             if type(actual) is not int or actual < 0:
                 raise
             return actual
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise MissingBlobError(f"{path} is not there any more") from None
+    except OSError as error:
+        raise StoreFailedError(f"{path}: {error.strerror}") from None
 
 
 def _total(response: httpx2.Response, start: int) -> int:

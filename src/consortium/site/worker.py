@@ -95,12 +95,19 @@ class Worker:
         if tools.stop.is_set() or not self._situation.may_work or tools.machine.owed() != work:
             return False
         if isinstance(work, p.TrainHere):
-            asked = isinstance(duty, d.Train) and (duty.round, duty.base)
-            return asked == (work.round, work.base)
+            asked = isinstance(duty, d.Train) and (duty.round, duty.base, duty.task, duty.plan)
+            return asked == (work.round, work.base, *self._study_of_round())
         if isinstance(work, p.EvaluateHere):
-            asked = isinstance(duty, d.Evaluate) and (duty.round, duty.model)
-            return asked == (work.round, work.model)
+            tried = isinstance(duty, d.Evaluate) and (duty.round, duty.model)
+            return tried == (work.round, work.model)
         return self._situation.may_send
+
+    def _study_of_round(self) -> tuple[Digest | None, Digest | None]:
+        """Task and plan that the machine has taken the round with: those that were approved,
+        whatever an invitation says since."""
+        with self._tools.machine.lock:
+            state = self._tools.machine.state
+            return state.task, state.plan
 
     # ---- the task's work ------------------------------------------------------------
 
@@ -108,8 +115,10 @@ class Worker:
         tools, duty = self._tools, self._situation.duty
         if not isinstance(duty, d.Train):
             return False
-        study = tools.studies.of(duty.task, duty.plan)
-        self._fetch(duty.base, study)
+        task, plan = self._study_of_round()
+        assert task is not None and plan is not None
+        study = tools.studies.of(task, plan)
+        self._fetch(work.base, study)
         state = duty.server_state if study.plan.strategy.has_variates else None
         if state is not None:
             self._fetch(state, study)
@@ -129,8 +138,8 @@ class Worker:
             return False
         with tools.machine.lock:
             state = tools.machine.state
-            task, plan = state.task, state.plan
             states = (state.private_state, state.pending_state)
+            task, plan = self._study_of_round()
         assert task is not None and plan is not None
         study = tools.studies.of(task, plan)
         self._fetch(work.base, study)
