@@ -3,7 +3,7 @@ the disk at both ends, and nothing else. A threaded server of the standard libra
 process a site with its connection open.
 
     python -m benchmarks.plain_https server FOLDER     # used by benchmarks.network
-    python -m benchmarks.plain_https site FOLDER PORT
+    python -m benchmarks.plain_https site FOLDER PORT BLOCK
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ PIECE = 1 << 20
 _MODEL, _SERVER, _AUTHORITY = "model", "server.pem", "authority.pem"
 
 
-def time_rounds(folder: Path, size: int, sites: int, rounds: int) -> float:
+PLAIN_BLOCK = 8192  # what http.client takes from a file at a time, unless told otherwise
+
+
+def time_rounds(
+    folder: Path, size: int, sites: int, rounds: int, block: int = PLAIN_BLOCK
+) -> float:
     """The median seconds in which every site has fetched `size` bytes and sent as many."""
     folder.mkdir()
     now_ms = time.time_ns() // 1_000_000
@@ -38,7 +43,7 @@ def time_rounds(folder: Path, size: int, sites: int, rounds: int) -> float:
     started = [server]
     try:
         port = _line(server)
-        players = [_start("site", str(folder), port) for _ in range(sites)]
+        players = [_start("site", str(folder), port, str(block)) for _ in range(sites)]
         started += players
         for player in players:
             _line(player)
@@ -126,9 +131,9 @@ def serve(folder: Path) -> None:
     server.serve_forever()
 
 
-def play(folder: Path, port: int) -> None:
+def play(folder: Path, port: int, block: int) -> None:
     context = ssl.create_default_context(cafile=str(folder / _AUTHORITY))
-    connection = http.client.HTTPSConnection("localhost", port, context=context, blocksize=PIECE)
+    connection = http.client.HTTPSConnection("localhost", port, context=context, blocksize=block)
     connection.connect()
     print("ready", flush=True)
     mine = folder / f"{os.getpid()}.model"
@@ -148,4 +153,4 @@ def play(folder: Path, port: int) -> None:
 
 if __name__ == "__main__":
     kind, where, *rest = sys.argv[1:]
-    serve(Path(where)) if kind == "server" else play(Path(where), int(rest[0]))
+    serve(Path(where)) if kind == "server" else play(Path(where), *map(int, rest))

@@ -41,10 +41,13 @@ def _is_closed(line: ssl.SSLSocket, timeout_s: float) -> bool:
 def test_endless_headers_are_hung_up_on(wired: Wired) -> None:
     with _connect(wired) as line:
         line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
-        with pytest.raises(OSError, match=""):
-            for number in range(10_000):
-                line.sendall(b"X-%d: %s\r\n" % (number, b"x" * 1000))
-                time.sleep(0)
+        with pytest.raises(OSError):  # whatever a broken line is called here
+            _send_for_ever(line)
+
+
+def _send_for_ever(line: ssl.SSLSocket) -> None:
+    for number in range(10_000):
+        line.sendall(b"X-%d: %s\r\n" % (number, b"x" * 1000))
 
 
 def test_half_a_head_is_hung_up_on_though_it_trickles(
