@@ -2,7 +2,7 @@
 the peer's certificate, buffers stay small, and silent connections end.
 
 Buffers: 300 sites keep a connection each. asyncio's TLS takes 256 KiB to read and 512 KiB to
-write for each of them, which buys nothing: with 32 KiB four sites move 10 MB each way at the
+write for each of them, which buys nothing: with 24 KiB four sites move 10 MB each way at the
 same speed, and 64 sites take 250 KB each in place of 1.6 MB (measured on loopback, 2 cores).
 """
 
@@ -21,8 +21,8 @@ from consortium.errors import WireError
 
 EXTENSION = "consortium"  # in scope["extensions"]
 CERTIFICATE = "certificate"  # the peer's, DER; None when it showed none
-BUFFER_BYTES = 32 << 10
-BODY_BYTES = 32 << 10  # of a request's body that wait in memory
+BUFFER_BYTES = 24 << 10
+BODY_BYTES = 24 << 10  # of a request's body that wait in memory
 HEAD_BYTES, HEAD_LINES = 64 << 10, 100
 HEAD_S = 20.0  # from the first byte of a request's head to its last
 KEEP_ALIVE_S = 120  # longer than the longest poll, so that a waiting site keeps its session

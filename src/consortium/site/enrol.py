@@ -26,12 +26,11 @@ from consortium.crypto.authority import (
 from consortium.crypto.recipes import SigningKey
 from consortium.drive.clock import Clock
 from consortium.errors import CertificateError, SiteDataError, UsageError, WireError
-from consortium.model import digest_of
 from consortium.site.home import Enrolment, SiteHome, is_home
 from consortium.site.refusals import printable
 from consortium.site.transport import Client, Identity, fetch_authority, verified_context
 from consortium.wire.messages import Enrol, Enrolled, Renew, Renewed
-from consortium.wire.token import JoinToken
+from consortium.wire.token import JoinToken, token_hash
 from consortium.wire.words import words_of
 
 LEAST_DISK_BYTES = 1 << 30
@@ -89,7 +88,7 @@ def join(
         words=words,
         data="" if data is None else str(data.resolve()),
         enrolled_ms=clock.now_ms(),
-        token_hash=_hash_of(token),
+        token_hash=token_hash(token.secret).hex(),
         seed=seed,
     )
     home.enrol(enrolment, enrolled.certificate, shown.pem.decode())
@@ -107,7 +106,7 @@ def _held(token: JoinToken, folder: Path, data: Path | None) -> SiteHome:
             f"{folder} is the home of site {held.name} in {held.federation_name}",
             hint="--home DIR: one folder for each federation",
         )
-    if held.token_hash not in ("", _hash_of(token)):
+    if held.token_hash not in ("", token_hash(token.secret).hex()):
         # A new invitation is a new place, with a key and a log of its own.
         raise UsageError(
             f"{folder} belongs to an earlier place of {held.name} in {held.federation_name}",
@@ -116,10 +115,6 @@ def _held(token: JoinToken, folder: Path, data: Path | None) -> SiteHome:
     if data is not None:
         home.change(data=data)
     return home
-
-
-def _hash_of(token: JoinToken) -> str:
-    return digest_of(token.secret.encode()).hex()
 
 
 def _enrol(token: JoinToken, authority: bytes, key: SigningKey) -> Enrolled:
