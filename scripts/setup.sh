@@ -31,6 +31,7 @@ if ! command -v strace >/dev/null; then
         echo "strace is missing, and the crash tests need it. hint: apt-get install strace" >&2
     fi
 fi
+echo "installing into .venv; torch is most of it, and takes a minute or two" >&2
 .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint constraints.txt --editable ".[dev,examples,onnx,plots,torch]"
 touch .venv/ready

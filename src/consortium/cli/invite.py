@@ -10,6 +10,7 @@ import typer
 from consortium.cli import words
 from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, operator
 from consortium.cli.report import command, data, envelope, say
+from consortium.errors import UsageError
 
 SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name, such as charite.")]
 
@@ -17,6 +18,13 @@ SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name, 
 @command
 def invite(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
     """Print one line for a site to paste. It is for this site, works once, and expires."""
+    from consortium.wire.token import is_site_name
+
+    if not is_site_name(name):
+        raise UsageError(
+            f"`{name}` cannot be a site's name",
+            hint="1 to 64 letters, digits, dashes and underscores, such as charite",
+        )
     with operator(coordinator) as found:
         told = found.post(f"{found.federation(federation)}/invites", {"name": name})
     line = f"consortium join {told['token']}"

@@ -58,6 +58,8 @@ class Office:
     ) -> None:
         self.folder, self.clock, self.url = folder, clock, url
         self.directory = DataDirectory(folder)
+        # The log would bear two coordinators; the operator's file and the port would not.
+        self.directory.lock()
         self.registry = Registry(folder / "registry.sqlite")
         self.audience = self.registry.identity()
         self.authority = _authority(folder, clock.now_ms())

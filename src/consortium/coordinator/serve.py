@@ -225,5 +225,5 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(
             f"cannot listen at {host}:{port}: {error.strerror or error}",
-            hint="choose another --port, or end what listens there",
+            hint="choose another port with --listen, or end what listens there",
         ) from None

@@ -96,7 +96,9 @@ class Teller:
             raise WrongRoundError(f"there is no round {number}", hint="consortium round list")
         names = self._name_seats()
         events = [
-            _event(fact, position, names) for position, fact in self.desk.index.facts_of(number)
+            _event(fact, position, names)
+            for position, fact in self.desk.index.facts_of(number)
+            if getattr(fact, "round", None) == number  # not what came before the next one
         ]
         return asdict(record) | {"events": events}
 

@@ -97,7 +97,8 @@ class LocalWork:
         make = getattr(self.task, "complete", None)
         if make is None:
             raise TaskResultError(
-                "the task makes no complete models", hint="run.tensors has the shared arrays"
+                "the task makes no complete models",
+                hint="export its arrays as .safetensors; in Python, run.tensors has them",
             )
         kept = {} if state is None else load_tensors(state)
         site = replace(site, state=_of_task(kept))

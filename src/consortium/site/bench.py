@@ -139,6 +139,11 @@ class Bench:
         """The whole model: as ONNX where the name says so, else as safetensors."""
         out = Path(job.out)
         if not hasattr(self.local.task, "complete"):
+            if out.suffix == ".onnx":
+                raise TaskResultError(
+                    "the task has no network to export: it is plain NumPy",
+                    hint="export it as .safetensors",
+                )
             self._export_arrays(job, out)
             return j.Done()
         model = self._complete(job)
