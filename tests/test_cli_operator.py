@@ -62,6 +62,8 @@ class Process:
                 stdout=out,
                 stderr=err,
                 env={**os.environ, "NO_COLOR": "1"},
+                # Whoever runs the tests in the background ignores Ctrl-C, and so would this.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
 
     def file(self, kind: str) -> Path:
