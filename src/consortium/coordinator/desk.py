@@ -35,7 +35,7 @@ from consortium.core.facts import (
 from consortium.core.federation import decide, owed_by
 from consortium.core.ids import Digest, Seat
 from consortium.core.roster import Member
-from consortium.core.state import Federation, Round
+from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.drive.clock import Clock
 from consortium.drive.coordinate import Coordinator
@@ -495,6 +495,3 @@ class Desk:
             return found.update.hex(), found.status.value, why
         status = Status.COUNTED if self.index.was_summed(number, seat) else Status.NOT_COUNTED
         return self.index.update_at(proof.index).hex(), status.value, None
-
-    def open_round(self) -> Round | None:
-        return self.state.round
