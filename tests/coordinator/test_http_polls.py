@@ -122,7 +122,7 @@ def test_peer_that_hangs_up_waits_no_longer(wired: Wired) -> None:
     connection.request("POST", "/v1/ask", body=data, headers=headers)
     until(lambda: waiting(wired) == 1)
     connection.close()
-    until(lambda: waiting(wired) == 0)
+    until(lambda: waiting(wired) == 0)  # raises when it does not come about
 
 
 def test_trouble_while_looking_wakes_who_waits(

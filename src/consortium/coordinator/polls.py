@@ -21,7 +21,7 @@ from consortium.errors import ConsortiumError
 from consortium.wire.messages import Ask
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 0.01  # from the first news to a look at all who wait
+_PAUSE_S = 0.01  # between two looks at all who wait
 
 
 @dataclass(eq=False, slots=True)

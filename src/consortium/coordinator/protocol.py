@@ -2,8 +2,8 @@
 the peer's certificate, buffers stay small, and silent connections end.
 
 Buffers: 300 sites keep a connection each. asyncio's TLS takes 256 KiB to read and 512 KiB to
-write for each of them, which buys nothing: with 24 KiB four sites move 10 MB each way at the
-same speed, and 64 sites take 250 KB each in place of 1.6 MB (measured on loopback, 2 cores).
+write for each of them. With less, taking uploads costs more processor time, and with much
+memory grows with the sites: `benchmarks.network` shows both sides of the choice.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from consortium.site.failures import failure_of
 
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 # Of glibc's mallopt: keep what large arrays have used for the next ones, instead of giving it
-# back and having every page zeroed again. Half of the system time of a round went there.
+# back and having every page zeroed again.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 28
 
 
