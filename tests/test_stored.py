@@ -280,14 +280,10 @@ def test_of_several_faults_the_first_of_the_fixed_order_is_told() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 500_000])
-def test_lost_and_changed_bytes_are_not_the_updates_fault(tmp_path: Path, size: int) -> None:
+def test_lost_bytes_are_not_the_updates_fault(tmp_path: Path, size: int) -> None:
     blobs, form = FileBlobs(tmp_path / "blobs"), plain_form(size, FLOAT32)
-    data = save_update(Update(np.ones(size, np.float32), 1.0, BASE))
-    digest = blobs.put(data)
+    digest = blobs.put(save_update(Update(np.ones(size, np.float32), 1.0, BASE)))
     assert check_update(blobs, digest, expecting(form)).norm == np.sqrt(size)
-    blobs.path(digest).write_bytes(data[:-4] + b"\x00\x00\xc0\x7f")  # a number that is none
-    with pytest.raises(CorruptBlobError):
-        check_update(blobs, digest, expecting(form))
     blobs.drop(digest)
     with pytest.raises(MissingBlobError):
         check_update(blobs, digest, expecting(form))

@@ -157,9 +157,13 @@ def save_model(layout: Layout, vector: Vector) -> bytes:
 
 
 def load_model(layout: Layout, data: bytes) -> Vector:
-    """The vector of a model file of exactly this layout; refuses anything else."""
+    """The vector of a model file of exactly this layout, to be read only; refuses anything
+    else."""
     start = read_model_header(layout, data)
-    vector = layout.flatten(arrays_of(layout.specs, data, start))
+    if all(DTYPES[spec.dtype] == layout.dtype for spec in layout.specs):
+        vector: Vector = np.frombuffer(data, layout.dtype, layout.size, start)  # as it lies there
+    else:
+        vector = layout.flatten(arrays_of(layout.specs, data, start))
     if not np.isfinite(vector).all():
         raise ModelFileError("the model has numbers that are not finite")
     return vector
@@ -233,7 +237,7 @@ def save_update(update: Update, form: Form | None = None) -> bytes:
     if update.row.shape != (form.size,) or update.row.dtype != form.dtype:
         raise LayoutError(f"a row of {update.row.size} numbers does not have the update's form")
     about = {"base": update.base.hex(), "weight": repr(float(update.weight))}
-    return write_header(form.specs, about) + update.row.tobytes()
+    return b"".join((write_header(form.specs, about), np.ascontiguousarray(update.row).data))
 
 
 def load_update(data: bytes, form: Form) -> Update:

@@ -1,8 +1,9 @@
 """Sites that wait for news: any number of them, in no thread.
 
 When something was appended, one thread asks for all who wait whether there is news for them;
-only those wake up. What is appended meanwhile is asked for together, a moment later. Who has
-just begun to wait is asked for alone: something may have been appended since its answer.
+only those wake up. It waits a moment before: the end of a round, its model and the next
+invitation are appended one after another, and are told in one answer. Who has just begun to
+wait is asked for alone: something may have been appended since its answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from consortium.errors import ConsortiumError
 from consortium.wire.messages import Ask
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 0.01  # between two looks at all who wait
+_PAUSE_S = 0.01  # from something new to a look at all who wait
 
 
 @dataclass(eq=False, slots=True)
@@ -118,13 +119,13 @@ class Polls:
     async def _look(self, room: _Room) -> None:
         while not self._is_closed:
             await room.stirs.wait()
+            await asyncio.sleep(_PAUSE_S)
             polls = room.to_look_at()
             try:
                 _wake(await self._threads.read(partial(_with_news, room.desk, polls)))
             except Exception:  # whoever waits will find out what it is when it asks
                 _log.exception("there is no telling for whom there is news")
                 _wake(polls)
-            await asyncio.sleep(_PAUSE_S)
 
 
 def _with_news(desk: Desk, polls: tuple[_Poll, ...]) -> list[_Poll]:

@@ -181,8 +181,10 @@ class LocalWork:
         """The row of the strategy's form, and what stays."""
         strategy = self.plan.strategy
         form = strategy.form(self.layout)
-        row: Vector = np.empty(form.size, form.dtype)
-        form.part(row, STEP)[:] = step
+        row = step
+        if form.size > len(step) or form.dtype != step.dtype:
+            row = np.empty(form.size, form.dtype)
+            form.part(row, STEP)[:] = step
         kept = {f"{_OF_TASK}{name}": array for name, array in (trained.state or {}).items()}
         if strategy.is_normalised:  # FedNova sends the step of one local step, and how many
             steps = _steps(site, trained)
