@@ -152,18 +152,24 @@ class _Server(ThreadingHTTPServer):
         request.close()
 
 
-@contextmanager
-def small_coordinator(folder: Path) -> Iterator[Small]:
-    now_ms = int(time.time() * 1000)
-    small = Small(Authority.make(now_ms))
-    identity = small.authority.issue_server(["127.0.0.1"], now_ms)
+def server_context(folder: Path, authority: Authority) -> ssl.SSLContext:
+    """What a coordinator on this machine shows, under any of its names."""
+    names = ["127.0.0.1", "::1", "coordinator.test"]
+    identity = authority.issue_server(names, int(time.time() * 1000))
     write_secret(folder / "server.key", identity.key)
     (folder / "server.pem").write_bytes(identity.chain)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
-    context.load_verify_locations(cadata=small.authority.pem().decode())
+    context.load_verify_locations(cadata=authority.pem().decode())
     context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+@contextmanager
+def small_coordinator(folder: Path) -> Iterator[Small]:
+    small = Small(Authority.make(int(time.time() * 1000)))
+    context = server_context(folder, small.authority)
     handler = type("Handler", (_Handler,), {"small": small})
     server = _Server(("127.0.0.1", 0), handler)
     server.context = context

@@ -71,6 +71,12 @@ def file_of(tmp_path: Path) -> Path:
     return path
 
 
+def other_file(tmp_path: Path) -> tuple[Path, Digest]:
+    path, data = tmp_path / "other", LARGE[::-1]
+    path.write_bytes(data)
+    return path, Digest(sha256(data).digest())
+
+
 # ---- whom to trust ------------------------------------------------------------------
 
 
@@ -322,7 +328,46 @@ def test_true_offset_is_taken(small: Small, transfer: Transfer, tmp_path: Path) 
     assert bytes(small.uploads[NAME.hex()]) == LARGE
 
 
-@pytest.mark.parametrize("offset", [0, -1, 1 << 40, "7"])
+def test_another_upload_is_sent_without_asking(
+    small: Small, transfer: Transfer, tmp_path: Path
+) -> None:
+    transfer.send(file_of(tmp_path), NAME, round=1)
+    path, other = other_file(tmp_path)
+    transfer.send(path, other, round=2)
+    assert bytes(small.uploads[other.hex()]) == path.read_bytes()
+    assert small.paths("GET") == [f"/v1/uploads/{NAME.hex()}"]
+
+
+def test_upload_that_was_tried_before_asks_how_much_is_there(
+    small: Small, transfer: Transfer, tmp_path: Path
+) -> None:
+    """A chunk that is there is taken again without a word: nobody would say where to go on."""
+    transfer.send(file_of(tmp_path), NAME, round=1)
+    path, other = other_file(tmp_path)
+    small.cut_up = ["", "after"]
+    with pytest.raises(UnreachableError):
+        transfer.send(path, other, round=2)
+    for _ in range(2):  # after a cut, and after an answer to the submission was lost
+        transfer.send(path, other, round=2)
+    assert small.paths("GET")[1:] == [f"/v1/uploads/{other.hex()}"] * 2
+    offsets = [int(path.partition("=")[2]) for path in small.paths("PATCH")]
+    assert offsets == [*range(0, 4 * CHUNK_BYTES, CHUNK_BYTES)] * 2
+
+
+def test_upload_ends_when_the_first_chunk_shows_that_all_is_there(
+    small: Small, transfer: Transfer, tmp_path: Path
+) -> None:
+    transfer.send(file_of(tmp_path), NAME, round=1)
+    path, other = other_file(tmp_path)
+    place, done = f"/v1/uploads/{other.hex()}", {"offset": CHUNK_BYTES, "is_complete": True}
+    small.routes["PATCH", place] = lambda _: (200, done)
+    seen: list[tuple[int, int]] = []
+    transfer.send(path, other, round=2, on_progress=lambda *done: seen.append(done))
+    assert small.paths("PATCH")[4:] == [f"{place}?offset=0"]
+    assert seen[-1] == (len(LARGE), len(LARGE))
+
+
+@pytest.mark.parametrize("offset", [0, -1, 1 << 40, 1 << 70, "7"])
 def test_upload_that_does_not_move_ends(
     small: Small, transfer: Transfer, tmp_path: Path, offset: object
 ) -> None:

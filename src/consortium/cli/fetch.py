@@ -16,9 +16,8 @@ from consortium.cli.report import Voice
 from consortium.errors import CorruptBlobError, StoreFailedError, UnreachableError, WireError
 
 if TYPE_CHECKING:
-    import httpx2
-
     from consortium.cli.operator import Operator
+    from consortium.site.response import Response
 
 OnBytes = Callable[[int], None]  # how many are there
 _ATTEMPTS = 5  # without a byte in between
@@ -70,7 +69,7 @@ def _go_on(operator: Operator, path: str, part: Path, digest: str, on_bytes: OnB
                 on_bytes(file.tell())
 
 
-def _check_start(response: httpx2.Response, have: int) -> None:
+def _check_start(response: Response, have: int) -> None:
     """The bytes that come must be those that were asked for, or all of them."""
     if response.status_code == _WHOLE:
         return

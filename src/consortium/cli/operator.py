@@ -20,7 +20,7 @@ import typer
 from consortium.errors import NotEnrolledError, UnreachableError, UsageError, WireError
 
 if TYPE_CHECKING:
-    import httpx2
+    from consortium.site.response import Response
 
 OPERATOR_FILE = "operator.json"
 DEFAULT_FOLDER = Path("coordinator")
@@ -113,7 +113,7 @@ class Operator:
     @contextmanager
     def open(
         self, path: str, headers: Mapping[str, str], *, takes: tuple[int, ...] = ()
-    ) -> Iterator[httpx2.Response]:
+    ) -> Iterator[Response]:
         """The open answer to a GET, for what is too large to hold."""
         with self._opened("GET", path, headers, b"", takes) as response:
             yield response
@@ -135,7 +135,7 @@ class Operator:
         headers: Mapping[str, str],
         content: bytes,
         takes: tuple[int, ...] = (),
-    ) -> Iterator[httpx2.Response]:
+    ) -> Iterator[Response]:
         from consortium.site.transport import Request
 
         request = Request(method, path, {**self._headers, **headers}, content)
@@ -158,14 +158,9 @@ def operator(folder: Path) -> Iterator[Operator]:
         found.close()
 
 
-def _decoded(response: httpx2.Response) -> Any:
-    parts, size = [], 0
-    for part in response.iter_raw():
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise WireError("the coordinator's answer is too long")
-        parts.append(part)
+def _decoded(response: Response) -> Any:
+    told = response.read_all(_MOST_BYTES)
     try:
-        return json.loads(b"".join(parts))
+        return json.loads(told)
     except ValueError:
         raise WireError("the coordinator's answer is not JSON") from None

@@ -6,9 +6,16 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from http.client import (
+    BadStatusLine,
+    HTTPException,
+    IncompleteRead,
+    InvalidURL,
+    RemoteDisconnected,
+    UnknownProtocol,
+)
 from typing import Any
 
-import httpx2
 from pydantic import Field
 
 from consortium.errors import (
@@ -23,13 +30,14 @@ from consortium.errors import (
     WitnessError,
     every_error,
 )
-from consortium.wire.messages import MAX_JSON_BYTES, Message, read_body
+from consortium.wire.messages import Message, read_body
 
 _LATER = frozenset({429, 502, 503, 504})  # what may go well the next time
 # What a site finds out by itself. A coordinator that says so proves nothing, and must not be
 # able to stop an agent with it.
 _LOCAL_ONLY = (RestoredBackupError, WitnessError, NotApprovedError, PolicyError)
 _MOST_SHOWN = 500  # characters of what a coordinator says of its refusal
+NETWORK_ERRORS = (OSError, HTTPException)  # what http.client raises when the line fails
 
 
 class _Problem(Message):
@@ -40,17 +48,6 @@ class _Problem(Message):
     detail: str = ""
     hint: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
-
-
-def read_all(response: httpx2.Response) -> bytes:
-    """The body, which is small."""
-    parts, size = [], 0
-    for part in response.iter_raw():
-        size += len(part)
-        if size > MAX_JSON_BYTES:
-            raise WireError("the coordinator's answer is too long")
-        parts.append(part)
-    return b"".join(parts)
 
 
 @cache
@@ -82,28 +79,46 @@ def printable(text: str) -> str:
 
 @contextmanager
 def network_errors() -> Iterator[None]:
-    """Whatever happens on the way, as one of ours."""
+    """Whatever happens on the way, as one of ours. Only for what is said on the line: whoever
+    writes a file inside would be told of a coordinator that does not answer."""
     try:
         yield
-    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
+    except InvalidURL:
         raise UsageError("the coordinator's address is not an https address") from None
-    except httpx2.HTTPError as error:
+    except NETWORK_ERRORS as error:  # before ValueError: a refused certificate is both
+        raise network_error(error) from None
+    except ValueError:
+        raise UsageError("this request has something in it that HTTP does not allow") from None
+
+
+def network_error(error: OSError | HTTPException) -> ConsortiumError:
+    """What a failure of the line means."""
+    if isinstance(error, ssl.SSLError):
         refused = _certificate_refusal(error)
         if refused is not None:
-            raise refused from None
-        what = str(error) or type(error).__name__
-        raise UnreachableError(f"the coordinator does not answer: {what}") from None
+            return refused
+    return UnreachableError(f"the coordinator does not answer: {_what(error)}")
 
 
-def _certificate_refusal(error: BaseException) -> CertificateError | None:
+def _what(error: OSError | HTTPException) -> str:
+    match error:
+        case IncompleteRead():
+            return "it hung up in the middle of an answer"
+        case RemoteDisconnected() | ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            return "it hung up"
+        case BadStatusLine() | UnknownProtocol():  # their texts are whatever came
+            return "what it says is not HTTP"
+        case TimeoutError():
+            return "timed out"
+        case _:
+            return printable(str(error)) or type(error).__name__
+
+
+def _certificate_refusal(error: ssl.SSLError) -> CertificateError | None:
     """Whether one side did not accept the other's certificate: no retry mends that."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            why = f"{cause.verify_message}".lower() or "it does not verify"
-            return CertificateError(f"the coordinator's certificate is refused: {why}")
-        reason = getattr(cause, "reason", None) if isinstance(cause, ssl.SSLError) else None
-        if reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
-            return CertificateError("the coordinator refuses this site's certificate")
-        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"{error.verify_message}".lower() or "it does not verify"
+        return CertificateError(f"the coordinator's certificate is refused: {why}")
+    if error.reason and ("CERTIFICATE" in error.reason or "UNKNOWN_CA" in error.reason):
+        return CertificateError("the coordinator refuses this site's certificate")
     return None

@@ -1,7 +1,7 @@
 """Files between a site and its coordinator, by digest: both ways go on where they were cut.
 
-A download lies in a file of its own until its digest is verified; an upload asks how much is
-there and sends the rest, a chunk at a time. Neither is ever in memory as a whole, and both
+A download lies in a file of its own until its digest is verified; an upload sends what the
+coordinator does not have, a chunk at a time. Neither is ever in memory as a whole, and both
 may be called again after an `UnreachableError`.
 """
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
-
-import httpx2
 
 from consortium.core.ids import Digest
 from consortium.errors import (
@@ -24,6 +23,7 @@ from consortium.errors import (
     WireError,
     WrongOffsetError,
 )
+from consortium.site.response import Response
 from consortium.site.transport import Client
 from consortium.store.files import FileBlobs
 from consortium.wire.messages import CHUNK_BYTES, UploadState
@@ -43,6 +43,7 @@ class Transfer:
     def __init__(self, client: Client, blobs: FileBlobs, folder: Path) -> None:
         self._client, self._blobs, self._folder = client, blobs, folder
         self._one_at_a_time = threading.Lock()
+        self._arrived: Digest | None = None  # the last upload, if it came to its end
 
     # ---- down -----------------------------------------------------------------------
 
@@ -104,38 +105,58 @@ class Transfer:
     ) -> int:
         """Make sure that the coordinator has all bytes of the file; how many there are."""
         with _opened(path) as file:
-            return self._send(file, digest, round, on_progress)
+            upload = _Upload(file, file.seek(0, os.SEEK_END), digest, round)
+            offset, corrections = self._begin(upload), 0
+            while offset < upload.size:
+                on_progress(offset, upload.size)
+                after = self._send_chunk(upload, offset)
+                corrections = corrections + 1 if after <= offset else 0
+                if corrections > _MOST_CORRECTIONS or after > upload.size:
+                    raise WireError("the coordinator cannot say how much of an upload it has")
+                offset = after
+        on_progress(upload.size, upload.size)
+        self._arrived = digest
+        return upload.size
 
-    def _send(self, file: IO[bytes], digest: Digest, round: int, on_progress: OnProgress) -> int:
-        size = file.seek(0, os.SEEK_END)
-        place = f"/v1/uploads/{digest.hex()}"
-        state = self._client.call("GET", place, reply=UploadState, round=round)
-        if state.is_complete:
-            on_progress(size, size)
-            return size
-        offset, corrections = state.offset, 0
-        while offset < size:
-            on_progress(offset, size)
-            after = self._send_chunk(file, place, offset, round)
-            corrections = corrections + 1 if after <= offset else 0
-            if corrections > _MOST_CORRECTIONS or after > size:
-                raise WireError("the coordinator cannot say how much of an upload it has")
-            offset = after
-        on_progress(size, size)
-        return size
+    def _begin(self, upload: _Upload) -> int:
+        """Where to begin. Nobody need be asked when the upload before this one arrived and was
+        another: a coordinator keeps only one that is not complete. Else some of it may be there,
+        from before a restart, a cut or a lost receipt, and would all be sent again: a chunk
+        that is there is no error."""
+        before, self._arrived = self._arrived, None
+        if before not in (None, upload.digest):
+            return 0
+        call, path = self._client.call, upload.path
+        return upload.end(call("GET", path, reply=UploadState, round=upload.round))
 
-    def _send_chunk(self, file: IO[bytes], place: str, offset: int, round: int) -> int:
+    def _send_chunk(self, upload: _Upload, offset: int) -> int:
         """Where the upload ends now, also when it was not where we thought."""
-        file.seek(offset)
-        chunk = file.read(CHUNK_BYTES)
+        upload.file.seek(offset)
+        chunk = upload.file.read(CHUNK_BYTES)
+        call, path = self._client.call, f"{upload.path}?offset={offset}"
         try:
-            path = f"{place}?offset={offset}"
-            return self._client.call("PATCH", path, chunk, reply=UploadState, round=round).offset
+            return upload.end(call("PATCH", path, chunk, reply=UploadState, round=upload.round))
         except WrongOffsetError as error:
             actual = error.details.get("offset")
             if type(actual) is not int or actual < 0:
                 raise
             return actual
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    file: IO[bytes]
+    size: int
+    digest: Digest
+    round: int
+
+    @property
+    def path(self) -> str:
+        return f"/v1/uploads/{self.digest.hex()}"
+
+    def end(self, state: UploadState) -> int:
+        """How many bytes are there: all of them, if this site has sent them before."""
+        return self.size if state.is_complete else state.offset
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -147,7 +168,7 @@ def _opened(path: Path) -> IO[bytes]:
         raise StoreFailedError(f"{path}: {error.strerror}") from None
 
 
-def _total(response: httpx2.Response, start: int) -> int:
+def _total(response: Response, start: int) -> int:
     length = response.headers.get("Content-Length", "")
     return start + int(length) if length.isdecimal() else 0
 

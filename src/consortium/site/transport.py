@@ -8,34 +8,28 @@ the coordinator answers it from its record.
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
-from weakref import WeakSet
+from typing import TypeVar
 
-import httpx2
 from pydantic import BaseModel
 
 from consortium.crypto.recipes import SigningKey
-from consortium.errors import (
-    CertificateError,
-)
+from consortium.errors import CertificateError
 from consortium.model import digest_of
-from consortium.site.refusals import network_errors, read_all, refusal
-from consortium.wire.messages import read_body
+from consortium.site.address import proxy_for, read_address
+from consortium.site.connections import Connection, Connections
+from consortium.site.refusals import network_errors, refusal
+from consortium.site.response import Response
+from consortium.wire.messages import MAX_JSON_BYTES, read_body
 from consortium.wire.signing import RequestLine, new_nonce, sign
 
-CONNECT_S = 10.0
 READ_S = 15.0  # for an answer that the coordinator gives at once
-_PIECE_BYTES = 1 << 16
+_ALWAYS = {"Accept-Encoding": "identity", "User-Agent": "consortium"}
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -61,8 +55,7 @@ class Request:
 
 def verified_context(authority: bytes) -> ssl.SSLContext:
     """TLS 1.3 with whoever this authority (PEM) vouches for, and nobody else."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody yet
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context()
     try:
         context.load_verify_locations(cadata=authority.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError):
@@ -72,10 +65,16 @@ def verified_context(authority: bytes) -> ssl.SSLContext:
 
 def unverified_context() -> ssl.SSLContext:
     """TLS with anybody: only to fetch an authority that is then compared with a token."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = _context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody yet
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 
@@ -84,16 +83,7 @@ class Client:
 
     def __init__(self, url: str, context: ssl.SSLContext, identity: Identity | None = None) -> None:
         self.url, self._context, self._identity = url, context, identity
-        self._streams: WeakSet[Any] = WeakSet()
-        self._http = httpx2.Client(
-            base_url=url,
-            verify=context,
-            trust_env=False,  # neither the system's authorities nor its passwords
-            proxy=_proxy(url),
-            timeout=httpx2.Timeout(READ_S, connect=CONNECT_S),
-            limits=httpx2.Limits(max_connections=8, keepalive_expiry=30.0),
-            headers={"Accept-Encoding": "identity", "User-Agent": "consortium"},
-        )
+        self._connections = Connections(self._connection)
 
     def show(self, certificate: Path, key: Path) -> None:
         """Show this certificate from the next connection on."""
@@ -131,7 +121,7 @@ class Client:
     def send(self, request: Request, reply: type[Reply], *, read_s: float = READ_S) -> Reply:
         """The coordinator's answer to this request, tried once."""
         with self.open(request, read_s=read_s) as response:
-            return read_body(reply, read_all(response))
+            return read_body(reply, response.read_all(MAX_JSON_BYTES))
 
     def call(
         self,
@@ -155,51 +145,39 @@ class Client:
         more: Mapping[str, str] | None = None,
         read_s: float = READ_S,
         takes: tuple[int, ...] = (),
-    ) -> Iterator[httpx2.Response]:
+    ) -> Iterator[Response]:
         """The open response; a refusal is raised, unless its status is one that the caller
         `takes`. `more` are headers that are not signed."""
-        with (
-            network_errors(),
-            self._http.stream(
-                request.method,
-                request.path,
-                content=_pieces(request.body),
-                headers={
-                    "Content-Length": str(len(request.body)),
-                    **request.headers,
-                    **(more or {}),
-                },
-                timeout=httpx2.Timeout(READ_S, connect=CONNECT_S, read=read_s),
-                extensions={"trace": self._trace},
-            ) as response,
-        ):
-            if response.status_code >= 300 and response.status_code not in takes:
-                raise refusal(response.status_code, read_all(response))
-            yield response
+        headers = {**_ALWAYS, **request.headers, **(more or {})}
+        connection, is_fit = self._connections.take(), False
+        try:
+            with network_errors():
+                answer = connection.exchange(
+                    request.method, request.path, headers, request.body, read_s
+                )
+            with closing(Response(answer)) as response:
+                if response.status_code >= 300 and response.status_code not in takes:
+                    told = response.read_all(MAX_JSON_BYTES)
+                    is_fit = response.is_spent
+                    raise refusal(response.status_code, told)
+                yield response
+                is_fit = response.is_spent
+        finally:
+            self._connections.give_back(connection, is_fit=is_fit)
+
+    def _connection(self) -> Connection:
+        with network_errors():
+            address = read_address(self.url)
+            return Connection(address, proxy_for(address), self._context)
 
     # ---- the end --------------------------------------------------------------------
 
     def cut(self) -> None:
         """End every request that is under way, from another thread: each is unreachable."""
-        for stream in list(self._streams):
-            sock = stream.get_extra_info("socket")
-            if sock is not None:
-                with suppress(OSError):
-                    # Not the method of SSLSocket: it would pull its state from under the reader.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        self._connections.cut()
 
     def close(self) -> None:
-        self._http.close()
-
-    def _trace(self, event: str, info: dict[str, Any]) -> None:
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self._streams.add(info["return_value"])
-
-
-def _pieces(body: bytes) -> Iterator[bytes]:
-    """A body in pieces: a TLS socket takes 16 KiB at a time, and what is left of a whole
-    chunk would be copied after each of them."""
-    return (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
+        self._connections.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +194,8 @@ def fetch_authority(url: str) -> ShownAuthority:
     client = Client(url, unverified_context())
     try:
         with client.open(client.prepare("GET", "/v1/authority")) as response:
-            return ShownAuthority(read_all(response), _date_ms(response.headers.get("Date", "")))
+            pem = response.read_all(MAX_JSON_BYTES)
+            return ShownAuthority(pem, _date_ms(response.headers.get("Date", "")))
     finally:
         client.close()
 
@@ -226,22 +205,3 @@ def _date_ms(text: str) -> int | None:
         return int(parsedate_to_datetime(text).timestamp() * 1000)
     except ValueError:
         return None
-
-
-# ---- the way out --------------------------------------------------------------------
-
-
-def _proxy(url: str) -> str | None:
-    """The proxy that HTTPS_PROXY names, as everywhere; never for this machine itself. What goes
-    through it is TLS from end to end."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost" or _is_loopback(host) or proxy_bypass(host):
-        return None
-    return getproxies().get("https")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
