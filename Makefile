@@ -34,6 +34,7 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.store --json
 	@$(BIN)/python -m benchmarks.aggregation --json
 	@$(BIN)/python -m benchmarks.network --json
+	@$(BIN)/python -m benchmarks.asynchronous --json
 
 soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.explore
@@ -44,6 +45,7 @@ soak: .venv/ready  ## the long campaigns
 	@$(BIN)/python -m consortium.testing.kill_loop --cycles 60
 	@$(BIN)/python -m consortium.testing.cuts --cuts 200
 	@$(BIN)/python -m consortium.testing.crowd --sites 300 --uploads 100
+	@$(BIN)/python -m scripts.remove_checks
 	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m '' tests
 
 docs: .venv/ready  ## write the generated parts of docs/ anew

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from consortium.coordinator import matrix
 from consortium.core import codec, tables, terms
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -51,6 +52,7 @@ CAUSES: dict[type[Any], str] = {
     f.FederationResumed: "Resume",
     f.FederationFinished: "Stop; the end of a round",
     f.LogKeyAdopted: "AdoptLogKey",
+    f.BufferingAdopted: "AdoptPlan",
     f.RoundOpened: "OpenRound, Tick",
     f.SelectionStarted: "Drawn",
     f.SitesInvited: "Drawn, Admit, AdmitCohort, Report, Tick",
@@ -73,6 +75,7 @@ CAUSES: dict[type[Any], str] = {
     f.RoundCompleted: "Verdict, Released",
     f.RoundFailed: f"{_LATE}, Screened, NotSummed, CancelRound, Admit, AdmitCohort, Report",
     f.UpdatesScreened: "Screened",
+    f.InvitationsKept: "OpenRound, Tick",
     s.TaskApproved: "Approve",
     s.ApprovalWithdrawn: "Withdraw",
     s.SiteHeld: "HoldSite",
@@ -205,6 +208,8 @@ def _plan_type(about: Any) -> str:
         return " or ".join(f'`"{choice}"`' for choice in choices)
     if get_origin(hint) is tuple:
         return "list of text"
+    if get_origin(hint) is dict:
+        return "table of numbers"
     base = choices[0] if choices and NoneType in get_args(hint) else hint
     if get_origin(base) is Literal:  # one of these, or unset
         return " or ".join(f'`"{choice}"`' for choice in get_args(base))
@@ -282,11 +287,16 @@ def _modules() -> str:
 # ---- facts --------------------------------------------------------------------------
 
 
+def _written(kind: type[Any]) -> list[str]:
+    """The fields that are written with a record: some are told by a fact of their own."""
+    return [field.name for field in fields(kind) if terms.TOLD_APART not in field.metadata]
+
+
 def _fact_kinds(union: Any) -> str:
     rows = []
     for kind in get_args(union):
         hints = get_type_hints(kind)
-        told = ", ".join(f"{field.name}: {_type_name(hints[field.name])}" for field in fields(kind))
+        told = ", ".join(f"{name}: {_type_name(hints[name])}" for name in _written(kind))
         rows.append((str(kind.KIND), f"`{kind.__name__}`", f"`{told}`", CAUSES[kind]))
     return _table("kind | fact | fields, in order | caused by", rows)
 
@@ -328,7 +338,7 @@ def _records() -> str:
     rows = []
     for kind in kinds:
         hints = get_type_hints(kind)
-        told = ", ".join(f"{field.name}: {_type_name(hints[field.name])}" for field in fields(kind))
+        told = ", ".join(f"{name}: {_type_name(hints[name])}" for name in _written(kind))
         rows.append((f"`{kind.__name__}`", f"`{told}`"))
     return _table("record | fields, in order", rows)
 
@@ -451,6 +461,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "standings": lambda: _meanings(tables.Standing),
     "stages": lambda: _meanings(tables.Stage),
     "errors": _errors,
+    "access": matrix.table,
     "plan-keys": _plan_keys,
     "cli": _cli,
     "modules": _modules,

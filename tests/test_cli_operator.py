@@ -428,7 +428,9 @@ def test_a_revoked_site_is_out(fresh: Path) -> None:
     assert "passing" in call("status", "--sites", *where).stdout
     looked = call("doctor", "--home", str(fresh.parent / "passing"))
     assert looked.exit_code == 0, looked.stdout
-    assert "ok  records" in looked.stdout and "ok  certificate  holds 364 days" in looked.stdout
+    told = " ".join(looked.stdout.split())
+    assert "ok records" in told and "ok certificate holds 364 days" in told
+    assert "task: network" in told and "enforced: " in told
     assert call("revoke", "passing", *where).stdout == "passing is out\n"
     assert "passing  revoked" in call("status", "--sites", *where).stdout
     again = call("revoke", "passing", *where)
@@ -533,6 +535,67 @@ def test_the_doctor_fails_where_something_is_wrong(finished: Finished, tmp_path:
     told = json.loads(call("--json", "doctor", "--coordinator", str(tmp_path / "data")).stdout)
     failed = {one["check"] for one in told["data"]["checks"] if one["verdict"] == "FAIL"}
     assert (told["ok"], failed) == (False, {"port", "secrets"})
+
+
+# ---- tokens -------------------------------------------------------------------------
+
+
+def test_a_lead_on_another_machine_uses_the_same_commands(fresh: Path, tmp_path: Path) -> None:
+    where, file = ("--coordinator", str(fresh)), tmp_path / "anna.json"
+    wanted = ("--label", "anna", "--role", "lead", "--federation", "first", "--days", "30")
+    done = call("token", "new", *wanted, "--out", str(file), *where)
+    assert (done.exit_code, done.stdout) == (0, f"{file}\n"), done.stderr
+    access = json.loads(file.read_text())
+    assert access["url"].startswith("https://localhost:")  # as sites are told, not from here
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert access["token"] not in done.stdout + done.stderr
+    mine = ("--operator", str(file))
+    assert call("invite", "passing-by", *mine).exit_code == 0  # there is only one for her
+    assert call("status", env={"CONSORTIUM_OPERATOR": str(file)}).stdout.startswith("first: ")
+    hidden = call("round", "list", "--federation", "second", *mine)
+    unknown = call("round", "list", "--federation", "third", *mine)
+    assert (hidden.exit_code, hidden.stderr) == (1, unknown.stderr.replace("third", "second"))
+    refused = call("token", "list", *mine)
+    assert (refused.exit_code, "error[E0820]" in refused.stderr) == (4, True)
+    lines = call("token", "list", *where).stdout.splitlines()
+    assert any(line.split()[:3] == ["anna", "lead", "first"] for line in lines)
+    assert any(line.split()[:3] == ["local", "admin", "everything"] for line in lines)
+    told = json.loads(call("--json", "token", "list", *where).stdout)["data"]["tokens"]
+    assert {one["label"] for one in told} == {"anna", "local"}
+    assert call("token", "revoke", "anna", *where).stdout == "the token anna is void\n"
+    gone = call("status", *mine)
+    assert (gone.exit_code, "error[E0812]" in gone.stderr) == (4, True)
+    assert "consortium token new" in gone.stderr
+    again = call("token", "revoke", "anna", *where)
+    assert (again.exit_code, "there is no token anna" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (("--role", "lead"), "say what the token is for"),
+        (("--role", "lead", "--federation", "first", "--everywhere"), "say what the token is for"),
+        (("--role", "lead", "--federation", "third"), "there is no federation `third`"),
+        (("--role", "lead", "--tenant", "third"), "no federation belongs to a tenant third"),
+        (("--role", "boss", "--everywhere"), "role"),
+    ],
+)
+def test_a_token_that_cannot_be(
+    fresh: Path, tmp_path: Path, wanted: tuple[str, ...], said: str
+) -> None:
+    file = tmp_path / "x.json"
+    where = ("--out", str(file), "--coordinator", str(fresh))
+    done = call("token", "new", "--label", "x", *wanted, *where)
+    assert (done.exit_code != 0, said in done.stderr) == (True, True), done.stderr
+    assert not file.exists()
+
+
+def test_a_token_does_not_replace_a_file(fresh: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("mine")
+    where = ("--out", str(tmp_path / "x.json"), "--coordinator", str(fresh))
+    done = call("token", "new", "--label", "x", "--role", "viewer", "--everywhere", *where)
+    assert (done.exit_code, "is there already" in done.stderr) == (2, True)
+    assert "x" not in call("token", "list", "--coordinator", str(fresh)).stdout.split()
 
 
 # ---- the audit of signatures --------------------------------------------------------

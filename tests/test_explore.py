@@ -27,6 +27,8 @@ QUICK = (
     small.SCREENED,
     small.ROUNDS,
     small.SHORT,
+    small.BUFFERED,
+    small.FRESH,
 )
 
 CAUGHT_BY = {
@@ -83,6 +85,16 @@ CAUGHT_BY = {
     "the federation never finishes": "round_numbers_are_counted",
     "a receipt promises too early": "receipts_go_forwards",
     "the codec loses norms": "replay_gives_the_same_state",
+    "a member passes on after it was counted": "who_is_left_passes_on",
+    "what was received and not counted is lost": "who_is_left_passes_on",
+    "a site that has left passes on": "who_passes_on_was_not_counted",
+    "a roll-back withdraws no invitation": "another_model_withdraws_what_passes",
+    "a late update is taken between rounds": "an_update_is_received_in_time",
+    "a model that is too old is kept": "the_kept_can_still_count",
+    "an invitation that is late is kept": "the_kept_can_still_count",
+    "an old update is checked against the new model": "an_open_round_owes_its_step",
+    "the age of an update is forgotten": "every_member_is_summed_once",
+    "a kept invitation gets another deadline": "what_passes_stays_the_same",
 }
 
 # One update is enough, and both sites must be ready: all steps within a few hundred states.

@@ -25,6 +25,7 @@ from consortium.errors import (
     DeadlineExpiredError,
     MissingBlobError,
     StoreFailedError,
+    TooStaleError,
     UnauthorizedClientError,
     UnknownFederationError,
     UnsignedRequestError,
@@ -409,3 +410,89 @@ def test_worker_goes_on_after_whatever_happens(
     desk._has_ended = True
     until(lambda: len(troubles) == 2 and not desk._has_ended)
     assert desk.is_working
+
+
+# ---- without a barrier ----------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting_for_nobody(tmp_path: Path) -> Iterator[Office]:
+    """Two updates move the model, and none may be older than one version."""
+    shape = Shape(sites=4, rounds=20, size=SIZE, quorum=2, buffer=2, max_staleness=1)
+    shape.write(tmp_path / "study")
+    office = Office(tmp_path / "data", SystemClock(), url="https://localhost:1")
+    office.host(tmp_path / "study" / "consortium.toml")
+    troubles: list[object] = []
+    office.start(troubles.append)
+    yield office
+    office.close()
+    assert not troubles
+
+
+def _flush(players: list[Player]) -> int:
+    """These send by their newest invitations; the round that has them in its sum."""
+    desk = players[0].desk
+    number = desk.state.last_number
+    for player in players:
+        until(lambda player=player: player.ask().invitation is not None)
+        player.submit(*player.train())
+    until(lambda: has_ended(desk, number))
+    until(lambda: desk.state.round is not None and desk.state.round.number == number + 1)
+    return number
+
+
+def test_site_passes_on_into_later_rounds_and_is_counted_once(waiting_for_nobody: Office) -> None:
+    players = [enrol(waiting_for_nobody, f"site-{n}") for n in range(4)]
+    fast, slow, desk = players[:2], players[3], players[0].desk
+    until(lambda: slow.ask().invitation is not None)
+    number, data = slow.train()
+    assert number == 1
+    _flush(fast)
+    assert slow.train() == (number, data)  # it is asked for the same, from the same model
+    assert slow.ask(unsettled=1).settled is None
+    proof = slow.submit(number, data)
+    assert slow.submit(number, data) and slow.desk.receipt(slow.row, 1).status != "counted"
+    second = desk.state.last_number
+    until(lambda: fast[0].ask().invitation is not None)
+    fast[0].submit(*fast[0].train())
+    until(lambda: has_ended(desk, second))
+    until(lambda: slow.ask(unsettled=1).settled is not None)
+    assert slow.ask(unsettled=1).settled.is_counted  # type: ignore[union-attr]
+    _flush(fast)
+    _flush(fast)  # now only the log knows
+    assert slow.desk._is_counted(1, desk._seat(slow.row)) is True
+    told = slow.desk.receipt(slow.row, 1)
+    assert told.status == "counted" and read_proof(told.proof).record == read_proof(proof).record
+    teller = waiting_for_nobody.teller_named("counting")
+    events = teller.round(second)["events"]
+    assert any(one["fact"] == "InvitationsKept" for one in events)
+
+
+def test_update_of_a_model_that_is_too_old_is_refused(waiting_for_nobody: Office) -> None:
+    players = [enrol(waiting_for_nobody, f"site-{n}") for n in range(4)]
+    fast, slow = players[:2], players[3]
+    until(lambda: slow.ask().invitation is not None)
+    number, data = slow.train()
+    _flush(fast)
+    _flush(fast)
+    with pytest.raises(TooStaleError):
+        slow.submit(number, data)
+    assert slow.ask(unsettled=number).settled.is_counted is False  # type: ignore[union-attr]
+    newer, data = slow.train()  # it is asked again, with the present model
+    assert newer > number and slow.submit(newer, data)
+
+
+def test_site_may_upload_between_rounds_and_is_told_why_it_may_not(
+    waiting_for_nobody: Office,
+) -> None:
+    players = [enrol(waiting_for_nobody, f"site-{n}") for n in range(4)]
+    fast, slow, desk = players[:2], players[3], players[0].desk
+    until(lambda: slow.ask().invitation is not None)
+    _flush(fast)
+    assert slow.desk.upload_limit(slow.row) > 0
+    base = desk.state.versions[0].model
+    assert slow.desk.may_read(slow.row, base)
+    waiting_for_nobody.teller_named("counting").cancel(desk.state.last_number)
+    waiting_for_nobody.teller_named("counting").stop()
+    with pytest.raises(WrongRoundError, match="withdrawn"):
+        slow.desk.upload_limit(slow.row)

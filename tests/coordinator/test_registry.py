@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from consortium.coordinator import database
+from consortium.coordinator.access import Scope
 from consortium.coordinator.registry import OperatorRow, Registry, SiteNote, SiteRow
+from consortium.coordinator.rows import FORMAT
 from consortium.core.ids import Secret
 from consortium.crypto.recipes import SigningKey
 from consortium.errors import (
@@ -231,7 +234,7 @@ def test_secrets_are_nowhere_in_the_file(registry: Registry, path: Path) -> None
     secrets = [
         registry.invite(FEDERATION, "charite", NOW_MS, HOUR_MS),
         registry.invite(FEDERATION, "other", NOW_MS, HOUR_MS),
-        registry.new_operator("lead", "me", NOW_MS, None),
+        registry.new_operator("lead", "me", NOW_MS, HOUR_MS),
     ]
     registry.redeem(FEDERATION, secrets[0], "site-1", key_of(1), NOW_MS)
     shown = repr(registry.invites(FEDERATION)) + repr(registry.operators())
@@ -551,27 +554,166 @@ def test_many_sites_are_noted_in_one_transaction(registry: Registry) -> None:
 
 
 def test_operators_token_holds_until_it_expires_or_is_revoked(registry: Registry) -> None:
-    secret = registry.new_operator("lead", "this machine", NOW_MS, None)
-    short = registry.new_operator("viewer", "dashboard", NOW_MS, 1000)
-    assert registry.operator(secret, NOW_MS + 10**12) == OperatorRow(
-        "this machine", "lead", NOW_MS, None
+    token = registry.new_operator("lead", "anna", NOW_MS, HOUR_MS, Scope("clinic"))
+    short = registry.new_operator("viewer", "screen", NOW_MS, 1000, Scope(None, frozenset("ab")))
+    assert registry.operator(token, NOW_MS + HOUR_MS - 1) == OperatorRow(
+        "anna", "lead", "clinic", None, NOW_MS, NOW_MS + HOUR_MS
     )
-    assert registry.operator(short, NOW_MS + 999) is not None
+    assert registry.operator(token, NOW_MS + HOUR_MS) is None
+    assert registry.operator(short, NOW_MS + 999) == OperatorRow(
+        "screen", "viewer", None, ("a", "b"), NOW_MS, NOW_MS + 1000
+    )
     assert registry.operator(short, NOW_MS + 1000) is None
-    for wrong in ("", "x" * 27, secret + "A", secret.swapcase(), "\ud800"):
+    for wrong in ("", "x" * 27, token + "A", token.swapcase(), token[4:], "\ud800"):
         assert registry.operator(wrong, NOW_MS) is None
-    assert [row.label for row in registry.operators()] == ["dashboard", "this machine"]
-    registry.revoke_operator("this machine")
-    assert registry.operator(secret, NOW_MS) is None
+    assert [row.label for row in registry.operators()] == ["anna", "screen"]
+    registry.revoke_operator("anna")
+    assert registry.operator(token, NOW_MS) is None
     with pytest.raises(UsageError):
-        registry.revoke_operator("this machine")
+        registry.revoke_operator("anna")
 
 
-def test_labels_are_unique_and_readable(registry: Registry) -> None:
-    registry.new_operator("lead", "me", NOW_MS, None)
-    for role, label in (("lead", "me"), ("lead", ""), ("lead", "a\nb"), ("a b", "x"), ("", "x")):
-        with pytest.raises(UsageError):
-            registry.new_operator(role, label, NOW_MS, None)
+@pytest.mark.parametrize(
+    ("role", "label", "lifetime_ms"),
+    [
+        ("lead", "me", HOUR_MS),
+        ("lead", "", HOUR_MS),
+        ("lead", "a\nb", HOUR_MS),
+        ("lead", "a b", HOUR_MS),
+        ("site", "x", HOUR_MS),
+        ("anybody", "x", HOUR_MS),
+        ("", "x", HOUR_MS),
+        ("lead", "x", 0),
+        ("lead", "x", -1),
+        ("lead", "x", 367 * 24 * HOUR_MS),
+    ],
+)
+def test_token_that_cannot_be(registry: Registry, role: str, label: str, lifetime_ms: int) -> None:
+    registry.new_operator("lead", "me", NOW_MS, HOUR_MS)
+    with pytest.raises(UsageError):
+        registry.new_operator(role, label, NOW_MS, lifetime_ms)
+
+
+def test_token_has_160_bits_and_is_good_at_one_coordinator(
+    registry: Registry, tmp_path: Path
+) -> None:
+    token = registry.new_operator("admin", "me", NOW_MS, HOUR_MS)
+    prefix, _, secret = token.partition(".")
+    assert (prefix, len(secret)) == ("co1", 27)
+    other = Registry(tmp_path / "other.sqlite")
+    with registry._database.reading() as run:
+        row = run.execute("SELECT * FROM operators").fetchone()
+    with other._database.writing() as run:
+        run.execute("INSERT INTO operators VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    assert registry.operator(token, NOW_MS) is not None
+    assert [one.label for one in other.operators()] == ["me"]
+    assert other.operator(token, NOW_MS) is None
+    other.close()
+
+
+def test_tokens_that_do_not_hold_cost_the_same_work(registry: Registry) -> None:
+    """Unknown, revoked and expired: the same statements, in the same order."""
+    good, old, out = (
+        registry.new_operator("lead", label, NOW_MS, lifetime_ms)
+        for label, lifetime_ms in (("good", HOUR_MS), ("old", 1), ("out", HOUR_MS))
+    )
+    registry.revoke_operator("out")
+    seen = {}
+    for token in (good, old, out, "co1." + "A" * 27, "", "x" * 4000):
+        seen[token] = statements(registry, lambda token=token: registry.operator(token, NOW_MS + 9))
+    assert len(seen[good]) == 1
+    assert {tuple(found) for found in seen.values()} == {tuple(seen[good])}
+
+
+def test_invitations_that_do_not_hold_cost_the_same_work(registry: Registry) -> None:
+    used = registry.invite(FEDERATION, "used", NOW_MS, HOUR_MS)
+    registry.redeem(FEDERATION, used, "site-1", key_of(1), NOW_MS)
+    old = registry.invite(FEDERATION, "old", NOW_MS, 1)
+    other = registry.invite(OTHER, "other", NOW_MS, HOUR_MS)
+    gone = registry.invite(FEDERATION, "gone", NOW_MS, HOUR_MS)
+    registry.invite(FEDERATION, "gone", NOW_MS, HOUR_MS)  # in its place
+
+    def redeem(secret: str) -> None:
+        with pytest.raises(BadTokenError):
+            registry.redeem(FEDERATION, secret, "site-2", key_of(2), NOW_MS + 9)
+
+    seen = [
+        statements(registry, lambda secret=secret: redeem(secret))
+        for secret in (used, old, other, gone, "A" * 27)
+    ]
+    assert len(seen[0]) >= 3
+    assert seen == [seen[0]] * len(seen)
+
+
+def statements(registry: Registry, act: Callable[[], object]) -> list[str]:
+    """What the database was asked, without the values."""
+    told: list[str] = []
+    with registry._database.writing() as writer, registry._database.reading() as reader:
+        connections = (writer, reader)
+    for connection in connections:
+        connection.set_trace_callback(lambda text: told.append(re.sub(r"'[^']*'", "?", text)))
+    act()
+    for connection in connections:
+        connection.set_trace_callback(None)
+    return told
+
+
+def test_registry_of_format_1_is_brought_up_to_date(path: Path) -> None:
+    """Everything stays but operators' tokens, which were for everything and for ever."""
+    old = sqlite3.connect(path)
+    for statement in SCHEMA_1:
+        old.execute(statement)
+    old.execute("PRAGMA user_version=1")
+    old.execute("INSERT INTO settings VALUES ('identity', 'abc')")
+    old.execute("INSERT INTO federations VALUES ('f1', 'heart', 'heart', 5)")
+    old.execute("INSERT INTO operators VALUES (x'00', 'local', 'admin', 5, NULL)")
+    old.commit()
+    old.close()
+    registry = Registry(path)
+    assert registry.identity() == "abc"
+    assert [row.name for row in registry.federations()] == ["heart"]
+    assert registry.operators() == []
+    token = registry.new_operator("admin", "local", NOW_MS, HOUR_MS)
+    registry.close()
+    again = Registry(path)
+    assert again.operator(token, NOW_MS) is not None
+    with again._database.reading() as run:
+        assert run.execute("PRAGMA user_version").fetchone()[0] == FORMAT
+    again.close()
+
+
+SCHEMA_1 = (
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+    """CREATE TABLE federations (
+        id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+        created_ms INTEGER NOT NULL) STRICT""",
+    """CREATE TABLE studies (
+        federation TEXT NOT NULL, plan TEXT NOT NULL, task TEXT NOT NULL,
+        bundle TEXT NOT NULL, lock TEXT NOT NULL, added_ms INTEGER NOT NULL,
+        PRIMARY KEY (federation, plan, task)) STRICT""",
+    """CREATE TABLE invites (
+        hash BLOB PRIMARY KEY, federation TEXT NOT NULL, name TEXT NOT NULL,
+        created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+        used_ms INTEGER, site TEXT) STRICT""",
+    """CREATE TABLE sites (
+        id TEXT PRIMARY KEY, federation TEXT NOT NULL, name TEXT NOT NULL, key BLOB NOT NULL,
+        seat INTEGER, enrolled_ms INTEGER NOT NULL, revoked_ms INTEGER,
+        certificate_serial TEXT, words TEXT NOT NULL, certificate TEXT) STRICT""",
+    "CREATE UNIQUE INDEX site_names ON sites (federation, name) WHERE revoked_ms IS NULL",
+    "CREATE UNIQUE INDEX site_keys ON sites (federation, key)",
+    "CREATE UNIQUE INDEX site_seats ON sites (federation, seat) WHERE seat IS NOT NULL",
+    """CREATE TABLE answers (
+        site TEXT NOT NULL, nonce TEXT NOT NULL, request_digest TEXT NOT NULL,
+        status INTEGER NOT NULL, body BLOB NOT NULL, kept_ms INTEGER NOT NULL,
+        PRIMARY KEY (site, nonce)) STRICT""",
+    "CREATE INDEX answer_times ON answers (kept_ms)",
+    """CREATE TABLE notes (
+        site TEXT PRIMARY KEY, seen_ms INTEGER NOT NULL, objection TEXT,
+        own_size INTEGER NOT NULL, cosignature TEXT NOT NULL) STRICT""",
+    """CREATE TABLE operators (
+        hash BLOB PRIMARY KEY, label TEXT NOT NULL UNIQUE, role TEXT NOT NULL,
+        created_ms INTEGER NOT NULL, expires_ms INTEGER) STRICT""",
+)
 
 
 # ---- storage -------------------------------------------------------------------------
@@ -629,10 +771,10 @@ def test_busy_file_is_told_of_and_nothing_is_changed(
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreFailedError, match="locked"):
-        impatient.new_operator("lead", "me", NOW_MS, None)
+        impatient.new_operator("lead", "me", NOW_MS, HOUR_MS)
     assert impatient.operators() == []  # readers do not wait
     blocker.execute("ROLLBACK")
-    impatient.new_operator("lead", "me", NOW_MS, None)
+    impatient.new_operator("lead", "me", NOW_MS, HOUR_MS)
     blocker.close()
     impatient.close()
 

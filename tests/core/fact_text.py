@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from consortium.core import facts, site_facts
 from consortium.core.codec import decode, kinds_in
 from consortium.core.ids import Digest, Seat, Seats, SiteId
-from consortium.core.terms import ReportValue
+from consortium.core.terms import TOLD_APART, ReportValue
 
 FACTS: tuple[type[Any], ...] = get_args(facts.Fact)
 SITE_FACTS: tuple[type[Any], ...] = get_args(site_facts.SiteFact)
@@ -46,7 +46,7 @@ def from_text(cls: type[Any], text: str) -> Any:
 
 def _to_json(value: Any) -> Any:
     if is_dataclass(value):
-        return {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
+        return {name: _to_json(getattr(value, name)) for name in _told(type(value))}
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, bytes):
@@ -54,6 +54,11 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_to_json(item) for item in value]
     return value
+
+
+def _told(cls: type[Any]) -> list[str]:
+    """The fields that are written with the record: some of `Terms` are told by another fact."""
+    return [field.name for field in fields(cls) if TOLD_APART not in field.metadata]
 
 
 def _from_json(hint: Any, value: Any) -> Any:
@@ -111,9 +116,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         hints = get_type_hints(hint)
-        return st.builds(
-            hint, **{field.name: values_of(hints[field.name]) for field in fields(hint)}
-        )
+        return st.builds(hint, **{name: values_of(hints[name]) for name in _told(hint)})
     if _is_optional(hint):
         return st.none() | values_of(get_args(hint)[0])
     inner = get_args(hint)

@@ -20,6 +20,9 @@ def check_state(state: Federation) -> None:
         assert state.round.number == state.last_number
         check_round(state.round)
         _check_against_roster(state, state.round)
+    for seat, made in state.passing.items():
+        assert state.round is None and seat in state.roster, "who is passing can go on"
+        assert made.version <= max(state.versions), "an invitation from a model that is not there"
     if state.ended is not None:
         assert state.ended.is_over, "an ended round is over"
         check_round(state.ended)
@@ -47,7 +50,7 @@ def _check_phase(one: Round) -> None:
     if one.step.phase is Phase.AGGREGATING or one.step is Step.COMPLETED:
         assert len(one.members) >= one.quorum, "fewer members than the quorum"
     if one.step in (Step.INITIALIZED, Step.SELECTING):
-        assert not one.invited, "invited before selection"
+        assert one.invited.keys() == one.kept.keys(), "invited before selection"
     if one.step is Step.EVALUATING:
         assert one.unheard, "an evaluation that waits for nobody is closed"
         heard = [
@@ -64,6 +67,9 @@ def _check_phase(one: Round) -> None:
 
 def _check_against_roster(state: Federation, one: Round) -> None:
     is_training = one.step is Step.TRAINING
+    is_buffered = state.terms is not None and state.terms.is_buffered
+    for seat in (*one.waiting, *one.unchecked) if is_buffered else ():
+        assert seat in state.roster, "a revoked site would pass on"
     if is_training or one.step in (Step.SCREENING, Step.SUMMING):
         live = one.accepted if is_training else one.members
         for seat in (*live, *(one.waiting if is_training else ())):

@@ -58,6 +58,22 @@ TERMS = st.builds(
 ).map(lambda terms: replace(terms, wait_for=max(terms.wait_for, terms.quorum)))
 
 
+def _buffered(terms: Terms, buffer: int, max_staleness: int) -> Terms:
+    """The same without a barrier."""
+    return replace(
+        terms,
+        overselect_ppm=1_000_000,
+        close=Close.ALL_OR_DEADLINE,
+        is_screened=False,
+        buffer=max(buffer, terms.quorum),
+        max_staleness=max_staleness,
+        discount_ppm=500_000,
+    )
+
+
+ANY_TERMS = TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+
+
 class Coordinator(RuleBasedStateMachine):
     """One federation; `twin` is folded from the encoded facts alone."""
 
@@ -95,7 +111,10 @@ class Coordinator(RuleBasedStateMachine):
     # ---- the beginning --------------------------------------------------------------
 
     @initialize(
-        terms=TERMS, real=st.integers(0, 250), simulated=st.integers(0, 150), seed=st.integers(0)
+        terms=ANY_TERMS,
+        real=st.integers(0, 250),
+        simulated=st.integers(0, 150),
+        seed=st.integers(0),
     )
     def found(self, terms: Terms, real: int, simulated: int, seed: int) -> None:
         self.rng = Random(seed)
@@ -133,14 +152,15 @@ class Coordinator(RuleBasedStateMachine):
 
     def _train(self, one: Round, share: float, is_odd: bool) -> None:
         assert self.state.terms is not None
-        is_screened = self.state.terms.is_screened
+        is_single = self.state.terms.is_screened or self.state.terms.is_buffered
         is_simulated = self.state.roster.is_simulated
         chosen = self.some(one.waiting, share)
         cohort = tuple(sorted(seat for seat in chosen if is_simulated(seat)))
         for seat in chosen:
-            update = digest(f"{self.number} {seat}")
-            if is_screened or not is_simulated(seat):
-                self.give(i.Submit(self.number, seat, update, None, self.now_ms))
+            number = one.number_of(seat)
+            update = digest(f"{number} {seat}")
+            if is_single or not is_simulated(seat):
+                self.give(i.Submit(number, seat, update, None, self.now_ms))
         for duty in owed(self.state):
             if isinstance(duty, d.Check) and self.rng.random() < max(share, 0.5):
                 fault = Fault.FORMAT if is_odd and self.rng.random() < 0.2 else None
@@ -157,7 +177,8 @@ class Coordinator(RuleBasedStateMachine):
         cohort = tuple(sorted(seat for seat in one.unheard if is_simulated(seat)))
         self.give(i.ScoredCohort(one.number, cohort, one.model, 9, *sums, self.now_ms))
         for seat in self.some(one.unheard, share):
-            self.give(i.Score(one.number, seat, one.model, 3, *sums, None, self.now_ms))
+            number = one.number_of(seat)
+            self.give(i.Score(number, seat, one.model, 3, *sums, None, self.now_ms))
 
     def _perform(self, outcome: Outcome, share: float) -> None:
         """The coordinator's own duties."""
@@ -196,12 +217,12 @@ class Coordinator(RuleBasedStateMachine):
         self.now_ms += minutes * 60_000
         self.give(i.Tick(self.now_ms))
 
-    @rule(share=st.sampled_from([0.01, 0.05, 0.3]), what=st.sampled_from("fdrha"), terms=TERMS)
+    @rule(share=st.sampled_from([0.01, 0.05, 0.3]), what=st.sampled_from("fdrha"), terms=ANY_TERMS)
     def disturb(self, share: float, what: str, terms: Terms) -> None:
         members, one = self.state.roster.members, self.state.round
         if what == "f" and one is not None:
             for seat in self.some([*one.waiting, *one.unheard], share):
-                self.give(i.Fail(one.number, seat, Failure.TRAINING, None, self.now_ms))
+                self.give(i.Fail(one.number_of(seat), seat, Failure.TRAINING, None, self.now_ms))
         elif what == "d":
             for seat in self.some(members, share):
                 self.give(i.Dismiss(seat, Departure.REVOKED, self.now_ms))

@@ -270,11 +270,12 @@ def act(site):
     if word == "print":
         print("x" * 100_000)
     if word == "spin":  # nothing else in this process gets a turn
-        site.data.with_name("pids").write_text(f"{os.getpid()} 0")
+        print("at work", flush=True)
         re.match("(a+)+$", "a" * 60 + "b")
     if word == "sleep":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        site.data.with_name("pids").write_text(f"{os.getpid()} {child.pid}")
+        # As far away as a process can go from the one that started it.
+        code = "import time; print('at work', flush=True); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
         time.sleep(600)
     return word
 
@@ -384,8 +385,8 @@ def test_what_the_task_prints_is_kept_up_to_a_limit(
 def test_a_process_that_is_killed_at_work_is_replaced_for_the_next(trouble: Trouble) -> None:
     made, shop, order = trouble
     order("sleep")
-    killer = threading.Thread(target=lambda: os.kill(_pids(made)[0], signal.SIGKILL))
-    killer.start()
+    killer = threading.Thread(target=lambda: os.kill(_processes(made, shop)[-2], signal.SIGKILL))
+    killer.start()  # of the task's own process: the last one is what it started
     with pytest.raises(InternalError, match="signal 9") as caught:
         shop.train(1, SEAT, made.first)
     killer.join()
@@ -407,10 +408,26 @@ def test_a_process_that_died_between_rounds_is_replaced_without_a_word(trouble: 
     assert shop.pid != first
 
 
-def _pids(made: Lab) -> list[int]:
-    path = Path(made.home.enrolment.data).with_name("pids")
-    _until(lambda: path.exists() and len(path.read_text().split()) == 2)
-    return [int(pid) for pid in path.read_text().split()]
+def _descendants(pid: int) -> list[int]:
+    """Whoever was started by this process, or by one of those; the youngest comes last. A task
+    may have another number for itself than the one by which it is known here."""
+    found = [pid]
+    for parent in found:
+        for path in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in path.read_text().split()]
+    return found[1:]
+
+
+def _until_at_work(made: Lab) -> None:
+    log = made.home.child_log
+    _until(lambda: log.exists() and "at work" in log.read_text())
+
+
+def _processes(made: Lab, shop: Workshop) -> list[int]:
+    """Of a task that has come to its work: the agent's child and all that came of it."""
+    _until_at_work(made)
+    assert shop.pid is not None
+    return [shop.pid, *_descendants(shop.pid)]
 
 
 @pytest.mark.parametrize("why", [None, DeadlineExpiredError("the deadline is over")])
@@ -430,8 +447,8 @@ def test_work_can_be_cancelled_from_another_thread(
 
     thread = threading.Thread(target=train)
     thread.start()
-    pids = _pids(made)
-    assert shop.cancel(why)
+    pids = _processes(made, shop)
+    assert len(pids) > 1 and shop.cancel(why)
     thread.join(20)
     assert type(raised[0]) is (OnHoldError if why is None else DeadlineExpiredError)
     for pid in pids:  # also what the task itself had started
@@ -464,26 +481,24 @@ def test_the_process_ends_with_its_parent(trouble: Trouble, word: str) -> None:
     sheet = made.reviewed.sheet.model_dump_json()
     command = [sys.executable, "-c", _ALONE, str(made.home.path), sheet, made.first.hex()]
     with subprocess.Popen(command, cwd=ROOT) as agent:
-        pid, grandchild = _pids(made)
-        assert _is_running(pid)
+        _until_at_work(made)
+        pids = _descendants(agent.pid)
+        assert pids and all(_is_running(pid) for pid in pids)
         agent.kill()
+    has_namespace = len(pids) > 2  # else what the task itself starts outlives it
     try:
-        _until(lambda: not _is_running(pid))
-    finally:  # what the task started is its own, and nobody ended it
-        for left in (pid, grandchild):
-            if left and _is_running(left):
-                os.kill(left, signal.SIGKILL)
+        for pid in pids if has_namespace else pids[:1]:
+            _until(lambda pid=pid: not _is_running(pid))  # type: ignore[misc]
+    finally:
+        for left in filter(_is_running, pids):
+            os.kill(left, signal.SIGKILL)
 
 
 def test_a_task_that_cannot_be_loaded_says_what_the_site_lacks(tmp_path: Path) -> None:
-    broken = "import os\nif 'CONSORTIUM_TEST_SITE' in os.environ:\n    import no_such_library\n"
+    broken = "import os\nif os.environ.get('USER') == 'task':\n    import no_such_library\n"
     made = lab(tmp_path, task=broken + RULED)
-    os.environ["CONSORTIUM_TEST_SITE"] = "1"
-    try:
-        with workshop(made) as shop, pytest.raises(ConsortiumError) as caught:
-            shop.train(1, SEAT, made.first)
-    finally:
-        del os.environ["CONSORTIUM_TEST_SITE"]
+    with workshop(made) as shop, pytest.raises(ConsortiumError) as caught:
+        shop.train(1, SEAT, made.first)
     assert caught.value.code == "E0201" and "no_such_library" in caught.value.message
     assert failure_of(caught.value) is Failure.REQUIREMENTS
     assert shop.pid is None

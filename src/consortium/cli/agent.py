@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from consortium.cli.report import command, envelope, say
-from consortium.errors import NotEnrolledError
+from consortium.errors import ConsortiumError, NotEnrolledError
 
 if TYPE_CHECKING:
     from consortium.site.home import SiteHome
@@ -82,6 +82,7 @@ def run_agent(home: SiteHome, *, until_finished: bool) -> None:
             made.stop()
 
         say(f"{held.name} in {held.federation_name}; Ctrl-C ends, consortium agent goes on")
+        say(f"tasks here: {isolation_in_one_line(home)}")
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             made.run()
@@ -90,3 +91,14 @@ def run_agent(home: SiteHome, *, until_finished: bool) -> None:
                 signal.signal(number, handler)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def isolation_in_one_line(home: SiteHome) -> str:
+    """What a task is kept from at this site, tried just now."""
+    from consortium.site.cells import examine
+    from consortium.site.isolation.findings import in_one_line
+
+    try:
+        return in_one_line(examine(home))
+    except ConsortiumError as error:  # it is said again, and acted on, when a task is to run
+        return error.message

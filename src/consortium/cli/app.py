@@ -23,6 +23,7 @@ from consortium.cli import (
     simulate,
     site,
     status,
+    token,
 )
 from consortium.cli.report import Voice
 
@@ -76,6 +77,7 @@ app.add_typer(round.app, name="round")
 app.add_typer(model.app, name="model")
 app.add_typer(audit.app, name="audit")
 app.add_typer(site.app, name="site")
+app.add_typer(token.app, name="token")
 
 
 def main() -> None:

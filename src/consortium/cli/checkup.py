@@ -21,6 +21,7 @@ from consortium.cli import words
 from consortium.errors import ConsortiumError
 
 if TYPE_CHECKING:
+    from consortium.site.isolation.findings import Finding
     from consortium.site.transport import Client
 
 _DAY_MS = 86_400_000
@@ -227,6 +228,21 @@ def secrets(paths: list[Path]) -> Check:
     if missing:
         return fail("secrets", f"{missing[0]} is missing", "put the newest backup back")
     return ok("secrets", f"{len(paths)} files, for their owner alone")
+
+
+def isolation(found: list[Finding], *, is_required: bool) -> Iterator[Check]:
+    """What a task is kept from at a site. What is missing fails where the policy demands it."""
+    from consortium.site.isolation.findings import missing
+
+    demanded = missing(found) if is_required else []
+    for one in found:
+        name = f"task: {one.measure}"
+        if one.is_enforced:
+            yield ok(name, f"enforced: {one.found}")
+        elif one in demanded:
+            yield fail(name, f"not enforced, so that no task runs: {one.found}", one.todo)
+        else:
+            yield warn(name, f"not enforced: {one.found}", one.todo)
 
 
 def versions() -> Check:

@@ -34,7 +34,10 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Look at reachability, clock, disk, certificates and files; exit 1 if anything fails."""
+    """Look at reachability, clock, disk, certificates, files, and what a task is kept from.
+
+    Exit 1 if anything fails.
+    """
     from consortium.cli.checkup import Verdict
     from consortium.cli.patients import examine
 

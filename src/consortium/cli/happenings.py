@@ -46,6 +46,10 @@ def _aggregated(event: Event) -> str:
 
 
 _TELL: dict[str, Callable[[Event], str]] = {
+    "InvitationsKept": lambda e: (
+        f"invitations of earlier rounds still hold: {_names(e['seats']) or 'none'}"
+    ),
+    "BufferingAdopted": lambda e: f"no barrier: {e['buffer']} updates move the model",
     "RoundOpened": lambda e: f"opened from version {e['version']}, quorum {e['quorum']}",
     "SelectionStarted": lambda e: f"seed drawn: {words.short(e['seed'])}",
     "SitesInvited": lambda e: (

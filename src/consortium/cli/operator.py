@@ -1,4 +1,5 @@
-"""How the operator's commands reach a coordinator: by the file that `serve` writes for them.
+"""How the operator's commands reach a coordinator: by the file that `serve` writes for them, or
+`token new` for somebody on another machine.
 
     operator.json    {"url", "authority" (PEM), "token"}, readable by its owner alone
 
@@ -30,9 +31,10 @@ Folder = Annotated[
     Path,
     typer.Option(
         "--coordinator",
-        metavar="DIR",
-        envvar="CONSORTIUM_COORDINATOR",
-        help="The coordinator's folder.",
+        "--operator",
+        metavar="DIR|FILE",
+        envvar=["CONSORTIUM_COORDINATOR", "CONSORTIUM_OPERATOR"],
+        help="The coordinator's folder, or a file that `consortium token new` wrote.",
     ),
 ]
 Named = Annotated[
@@ -49,15 +51,16 @@ class Access:
     token: str = field(repr=False)
 
 
-def read_access(folder: Path) -> Access:
-    """The access to the coordinator whose folder this is."""
+def read_access(place: Path) -> Access:
+    """The access in a coordinator's folder, or in a file for somebody elsewhere."""
     from consortium.crypto.keyfile import read_secret
 
-    path = folder / OPERATOR_FILE
+    path = place if place.is_file() else place / OPERATOR_FILE
     if not path.exists():
         raise NotEnrolledError(
-            f"there is no {OPERATOR_FILE} in {folder}",
-            hint="consortium serve writes it; --coordinator DIR says where",
+            f"there is no {OPERATOR_FILE} in {place}",
+            hint="consortium serve writes it; --coordinator DIR says where, "
+            "--operator FILE names a token's file",
         )
     try:
         values = json.loads(read_secret(path).reveal())
@@ -66,7 +69,8 @@ def read_access(folder: Path) -> Access:
         access = Access("", "", "")
     if not all(isinstance(part, str) and part for part in (access.url, access.token)):
         raise NotEnrolledError(
-            f"{path} is not what `consortium serve` writes", hint="start consortium serve again"
+            f"{path} is not what `consortium serve` or `consortium token new` writes",
+            hint="start consortium serve again, or ask for a new token",
         )
     return access
 

@@ -72,6 +72,18 @@ def _site(folder: Path) -> Iterator[Check]:
     yield checkup.database(folder / "log.sqlite")
     yield checkup.secrets([folder / "site.toml", *sorted((folder / "keys").iterdir())])
     yield _records(home.enrolment.data)
+    yield from _isolation(home)
+
+
+def _isolation(home: SiteHome) -> Iterator[Check]:
+    from consortium.site.cells import examine as try_out
+    from consortium.site.policy import read_policy
+
+    try:
+        is_required = read_policy(home.policy_file).isolation == "required"
+        yield from checkup.isolation(try_out(home), is_required=is_required)
+    except ConsortiumError as error:
+        yield checkup.fail("task", error.message, error.hint)
 
 
 def _records(data: str) -> Check:

@@ -38,6 +38,10 @@ _Names = Annotated[
     list[str] | None,
     typer.Option("--name", metavar="HOST", help="A name that sites reach it by; repeatable."),
 ]
+_Tenant = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Whose federations new ones are. Default: their own."),
+]
 _Seed = Annotated[
     int | None, typer.Option(help="For selection, and for the first model of a new lock.")
 ]
@@ -49,6 +53,7 @@ def serve(
     folder: _Data = None,
     listen: _Listen = "127.0.0.1:8443",
     names: _Names = None,
+    tenant: _Tenant = None,
     seed: _Seed = None,
     once: Annotated[
         bool, typer.Option("--once", help="End when every federation is finished.")
@@ -73,7 +78,11 @@ def serve(
     start_logging(as_json=log_json, verbose=Voice.verbosity > 0)
     place = folder or files[0].parent / DEFAULT_FOLDER
     talk = logging.getLogger("consortium").info if log_json else say
-    _run(Office(place, SystemClock(), seed=seed), files, address, is_once=once, talk=talk)
+    office = Office(place, SystemClock(), seed=seed)
+    with closing(office):
+        for file in files:
+            office.host(file, tenant)
+        _run(office, files, address, is_once=once, talk=talk)
 
 
 def _plan_files(plans: list[Path] | None, folder: Path | None) -> list[Path]:
@@ -112,27 +121,24 @@ def _run(office: Office, plans: list[Path], address: Address, *, is_once: bool, 
     from consortium.cli.hosting import Hosting
     from consortium.coordinator.serve import Server
 
-    with closing(office):
-        for plan in plans:
-            office.host(plan)
-        hosting = Hosting(office, talk)
-        if address.port:  # whoever sees the port open finds the operator's file
-            _announce(office, address, plans, address.port)
-        server = Server(
-            office,
-            host=address.host,
-            port=address.port,
-            names=address.certified(plans),
-            on_ready=lambda _: _introduce(office, hosting, talk),
-        )
-        _announce(office, address, plans, server.port)
-        if address.is_guessed(plans):
-            talk(f"sites are told to go to {office.url}; --name HOST says another name")
-        office.start(_trouble)
-        with hosting.watching(server.stop if is_once else None):
-            server.run()
-        if is_once:
-            hosting.conclude()
+    hosting = Hosting(office, talk)
+    if address.port:  # whoever sees the port open finds the operator's file
+        _announce(office, address, plans, address.port)
+    server = Server(
+        office,
+        host=address.host,
+        port=address.port,
+        names=address.certified(plans),
+        on_ready=lambda _: _introduce(office, hosting, talk),
+    )
+    _announce(office, address, plans, server.port)
+    if address.is_guessed(plans):
+        talk(f"sites are told to go to {office.url}; --name HOST says another name")
+    office.start(_trouble)
+    with hosting.watching(server.stop if is_once else None):
+        server.run()
+    if is_once:
+        hosting.conclude()
 
 
 def _announce(office: Office, address: Address, plans: list[Path], port: int) -> None:

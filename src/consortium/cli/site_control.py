@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from consortium.cli.agent import DEFAULT_HOME, HomeFolder
+from consortium.cli.agent import DEFAULT_HOME, HomeFolder, isolation_in_one_line
 from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.cli.site_review import site_of
 from consortium.errors import (
@@ -129,6 +129,7 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
         "records": held.data or "not set: consortium agent --data FILE",
         "own_log": f"{machine.size} facts",
         "coordinator": f"its log had {state.seen_size} facts, {ago(seen and seen.at_ms, now_ms)}",
+        "tasks": isolation_in_one_line(home),
         "disk": f"{size(shutil.disk_usage(home.path).free)} free",
     }
 

@@ -90,6 +90,15 @@ class Model(Told):
     tensors: list[Tensor] = Field(default_factory=list)
 
 
+class Token(Told):
+    label: str
+    role: str
+    tenant: str | None
+    federations: list[str] | None
+    created_ms: int
+    expires_ms: int
+
+
 def read_view(kind: type[Kind], value: Any) -> Kind:
     """The view in an answer."""
     try:

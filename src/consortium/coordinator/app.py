@@ -15,19 +15,30 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from consortium import __version__
-from consortium.coordinator import routes_open, routes_operator, routes_seed, routes_site
+from consortium.coordinator import (
+    routes_open,
+    routes_operator,
+    routes_seed,
+    routes_site,
+    routes_token,
+)
+from consortium.coordinator.bodies import inflow_of
 from consortium.coordinator.described import describe
 from consortium.coordinator.edge import Edge
+from consortium.coordinator.gate import VISIT, guarded
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
 from consortium.coordinator.problems import add_handlers, route_of, unexpected
 from consortium.coordinator.shortcut import shortcut
+from consortium.errors import InternalError
 from consortium.wire.messages import MAX_CHUNK_BYTES
 
 # Whatever the environment says. Versions of the framework that have none take no notice.
 _NO_TELEMETRY: dict[str, Any] = {
     "telemetry": {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 }
+MODULES = (routes_open, routes_site, routes_operator, routes_token, routes_seed)
+_FIRST_REFUSAL = 400
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +55,7 @@ def make_app(office: Office) -> FastAPI:
         title="consortium",
         version=__version__,
         description="Federated learning: what sites and operators say to a coordinator.",
+        openapi_url=None,  # routes_open has it, behind the gate
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         separate_input_output_schemas=False,
@@ -52,8 +64,8 @@ def make_app(office: Office) -> FastAPI:
         **_NO_TELEMETRY,
     )
     app.state.edge = edge
-    for module in (routes_open, routes_site, routes_operator, routes_seed):
-        app.include_router(module.routes)
+    for module in MODULES:
+        guarded(app, module.routes)
     add_handlers(app)
     app.add_middleware(Outermost, metrics=edge.metrics)
     app.openapi = cache(lambda: describe(app))  # type: ignore[method-assign]
@@ -89,6 +101,7 @@ class Outermost:
 
         async def counted_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                _check_visit(scope, message)
                 course.status = message["status"]
                 _end_endless_body(scope, message)
             else:
@@ -114,10 +127,17 @@ class Outermost:
     def _count(self, scope: Scope, course: _Course) -> None:
         route, seconds = route_of(scope), time.perf_counter() - course.started_s
         self._metrics.count(scope["method"], route, course.status, seconds)
-        self._metrics.count_bytes(course.received, course.sent)
+        received = course.received + inflow_of(scope).count
+        self._metrics.count_bytes(received, course.sent)
         if _log.isEnabledFor(logging.DEBUG):
             told = {"method": scope["method"], "route": route, "status": course.status}
             _log.debug("answered", extra=told | {"seconds": round(seconds, 6)})
+
+
+def _check_visit(scope: Scope, start: Message) -> None:
+    """Whatever way a request took, it is answered when it has passed the gate, or refused."""
+    if start["status"] < _FIRST_REFUSAL and VISIT not in scope:
+        raise InternalError("an answer that no check has passed was held back")
 
 
 def _end_endless_body(scope: Scope, start: Message) -> None:

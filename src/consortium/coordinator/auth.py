@@ -1,4 +1,5 @@
-"""Who asks: the one place that turns a request into a site or an operator, or raises.
+"""Who asks: the one place that turns a request into a site or an operator, or raises. What they
+may do is decided in `access`.
 
 A site is who signed the request; the certificate of its connection must be for the same key,
 so that neither a stolen certificate nor a stolen signature is enough. An operator is who holds
@@ -12,22 +13,20 @@ from functools import lru_cache
 
 from starlette.requests import Request
 
+from consortium.coordinator.access import Role, Scope, Who
 from consortium.coordinator.desk import Desk
 from consortium.coordinator.office import Office
 from consortium.coordinator.protocol import CERTIFICATE, EXTENSION
-from consortium.coordinator.rows import OperatorRow, SiteRow
+from consortium.coordinator.rows import SiteRow
 from consortium.core.ids import Digest
 from consortium.crypto.authority import public_key_of
 from consortium.errors import (
     CertificateError,
-    ForbiddenError,
     NotEnrolledError,
     WireError,
     WrongRoundError,
 )
 from consortium.wire.signing import Signed, parse
-
-ORDERING = frozenset({"admin", "lead"})  # roles that may change something
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,10 @@ class Caller:
     site: SiteRow
     desk: Desk
     signed: Signed
+
+    @property
+    def who(self) -> Who:
+        return Who(Role.SITE, Scope(federations=frozenset({self.site.federation})))
 
     @property
     def body(self) -> Digest:
@@ -61,17 +64,24 @@ def site_of(request: Request, office: Office, *, may_be_out: bool = False) -> Ca
     return Caller(site, office.desk_of(site), signed)
 
 
-def operator_of(request: Request, office: Office, *, orders: bool) -> OperatorRow:
-    """Whose token this request shows; with `orders`, of somebody who may give some."""
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    row = office.operator(secret.strip()) if scheme.lower() == "bearer" else None
+def operator_of(token: str, office: Office) -> Who:
+    """Whose token this is. One answer for what is missing, unknown, revoked or expired, or was
+    made by another coordinator."""
+    row = office.operator(token)
     if row is None:
         raise NotEnrolledError(
-            "this needs an operator's token", hint="send `Authorization: Bearer TOKEN`"
+            "this needs an operator's token that holds",
+            hint="send `Authorization: Bearer TOKEN`; for a new one ask an admin: "
+            "consortium token new",
         )
-    if orders and row.role not in ORDERING:
-        raise ForbiddenError("this token may look, but not give orders")
-    return row
+    federations = None if row.federations is None else frozenset(row.federations)
+    return Who(Role(row.role), Scope(row.tenant, federations), row.label)
+
+
+def token_of(request: Request) -> str:
+    """The token that a request shows, or an empty text, which is nobody's."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def target_of(request: Request) -> str:
@@ -82,9 +92,7 @@ def target_of(request: Request) -> str:
 
 
 def _check_certificate(request: Request, site: SiteRow) -> None:
-    """Over TLS, a site is also who its certificate says. (Only tests speak without TLS.)"""
-    if request.scope["scheme"] != "https":
-        return
+    """A site is also who the certificate of its connection says."""
     shown = request.scope.get("extensions", {}).get(EXTENSION, {}).get(CERTIFICATE)
     if shown is None:
         raise CertificateError("this connection shows no certificate")

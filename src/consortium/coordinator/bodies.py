@@ -8,35 +8,52 @@ from hashlib import sha256
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.types import Message, Receive, Scope
 
+from consortium.coordinator.protocol import EXTENSION, INFLOW, Inflow
 from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnsignedRequestError, WireError
 
-IDLE_S = 60.0  # between two pieces of a body
-_REARM_S = 1.0
+IDLE_S = 60.0  # for the next piece of a body; not longer than twice as much is waited
+
+
+def inflow_of(scope: Scope) -> Inflow:
+    """Another server has none: then every piece is a message."""
+    found = scope.get("extensions", {}).get(EXTENSION, {}).get(INFLOW)
+    return found if isinstance(found, Inflow) else Inflow()
 
 
 async def take_pieces(request: Request, take: Callable[[bytes], None]) -> None:
-    """Give the body to `take` as it comes. Raises `ClientDisconnect` when the peer hangs up."""
-    loop = asyncio.get_running_loop()
+    """Give the body to `take` as it comes. Raises what that raises, and `ClientDisconnect`
+    when the peer hangs up."""
+    inflow = inflow_of(request.scope)
+    inflow.take = take
     try:
-        async with asyncio.timeout(IDLE_S) as patience:
-            armed = loop.time()
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                if piece := message.get("body", b""):
-                    take(piece)
-                if not message.get("more_body", False):
-                    return
-                if loop.time() - armed > _REARM_S:  # not for each of many small pieces
-                    armed = loop.time()
-                    patience.reschedule(armed + IDLE_S)
-    except TimeoutError:
-        told = {"connection": "close"}
-        raise HTTPException(408, "the rest of the body did not come", told) from None
+        while True:
+            message = await _next(request, inflow)
+            if inflow.failure is not None:
+                raise inflow.failure
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            if piece := message.get("body", b""):
+                take(piece)
+            if not message.get("more_body", False):
+                return
+    finally:
+        inflow.take = None
+
+
+async def _next(request: Request, inflow: Inflow) -> Message:
+    """What the server says when it is not a piece that was taken: mostly, that the body ends."""
+    while True:
+        count = inflow.count
+        try:
+            async with asyncio.timeout(IDLE_S):
+                return await request.receive()
+        except TimeoutError:
+            if inflow.count == count:
+                told = {"connection": "close"}
+                raise HTTPException(408, "the rest of the body did not come", told) from None
 
 
 async def until_gone(receive: Receive) -> None:

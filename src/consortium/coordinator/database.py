@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,9 +25,16 @@ _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 
 
 class Database:
-    """A file with tables; `schema` makes them, and `version` is their PRAGMA user_version."""
+    """A file with tables; `schema` makes them, and `version` is their PRAGMA user_version. An
+    older file is brought to it: `migrations` has what makes the next version of each."""
 
-    def __init__(self, path: Path, schema: tuple[str, ...], version: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema: tuple[str, ...],
+        version: int,
+        migrations: Mapping[int, tuple[str, ...]],
+    ) -> None:
         self._path = path
         self._writing, self._reading = threading.Lock(), threading.Lock()
         with self._failures():
@@ -35,7 +42,7 @@ class Database:
             self._writer = self._connect()
             try:
                 _patiently(self._journal)
-                self._prepare(schema, version)
+                self._prepare({0: schema, **migrations}, version)
                 _patiently(self._force)
                 self._reader = self._connect()
             except BaseException:
@@ -63,19 +70,21 @@ class Database:
                 hint="put the data directory on a local disk",
             )
 
-    def _prepare(self, schema: tuple[str, ...], version: int) -> None:
+    def _prepare(self, steps: Mapping[int, tuple[str, ...]], version: int) -> None:
+        """In one transaction: a file is of the old version or of the new one."""
         run = self._writer.execute
         with self._transaction():
             found = run("PRAGMA user_version").fetchone()[0]
-            if found not in (0, version):
+            if found != version and found not in steps:
                 raise StoreFailedError(
                     f"{self._path} has format {found}; this version reads {version}",
                     hint="use the version of consortium that wrote it, or a newer one",
                 )
-            if found == 0:
-                for statement in schema:
+            while found != version:
+                for statement in steps[found]:
                     run(statement)
-                run(f"PRAGMA user_version={version}")
+                found = found + 1 if found else version
+            run(f"PRAGMA user_version={version}")
 
     def _force(self, mode: str = "FULL") -> None:
         """Force what is there to the disk before anybody relies on it: a process that died

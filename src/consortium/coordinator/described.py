@@ -1,5 +1,5 @@
-"""The routes as OpenAPI tells them. Bodies are read by our own strict reader, so what goes in
-and out is declared here and not found out by the framework."""
+"""The routes as OpenAPI tells them: what each does, who shows what, what goes in and out. Bodies
+are read by our own strict reader, so they are declared here and not found out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
+from consortium.coordinator.access import RULES, Action, Role
 from consortium.coordinator.problems import PROBLEM, Problem
 from consortium.wire.messages import (
     Ask,
     ClientRegister,
     Enrol,
     FailureNote,
-    Message,
-    Name,
+    Invite,
+    NewToken,
     Renew,
     Report,
     ScoreNote,
@@ -32,19 +33,7 @@ Answer = type[BaseModel] | Literal["file", "text", "pem", "view", "views"]
 
 _REF = "#/components/schemas/{model}"
 _OCTETS = "application/octet-stream"
-
-
-class Invite(Message):
-    """A place for a site of this name."""
-
-    name: Name
-
-
-class Invited(Message):
-    """The line that the site pastes, and until when it works."""
-
-    token: str
-    expires_ms: int
+ACTION = "x-action"  # which action of `access` a route is
 
 
 _BODIES: tuple[type[BaseModel], ...] = (
@@ -53,6 +42,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     Enrol,
     FailureNote,
     Invite,
+    NewToken,
     Problem,
     Renew,
     Report,
@@ -79,21 +69,18 @@ _SCHEMES = {
 }
 
 
-def signed(body: Body, answer: Answer) -> dict[str, Any]:
-    """A site's route."""
-    headers = [{"$ref": f"#/components/parameters/{name}"} for name in _HEADERS]
-    extra = {"security": [{"site": [], "certificate": []}], "parameters": headers}
+def declared(action: Action, body: Body, answer: Answer) -> dict[str, Any]:
+    """What a route is told with: its action first, which says who must show what."""
+    roles = RULES[action].roles
+    extra: dict[str, Any] = {ACTION: action.value}
+    if Role.ANYBODY in roles:
+        extra["security"] = []
+    elif Role.SITE in roles:
+        extra["security"] = [{"site": [], "certificate": []}]
+        extra["parameters"] = [{"$ref": f"#/components/parameters/{name}"} for name in _HEADERS]
+    else:
+        extra["security"] = [{"operator": []}]
     return _route(body, answer, extra)
-
-
-def ordered(body: Body, answer: Answer) -> dict[str, Any]:
-    """An operator's route."""
-    return _route(body, answer, {"security": [{"operator": []}]})
-
-
-def open_to_all(body: Body, answer: Answer) -> dict[str, Any]:
-    """A route for anybody."""
-    return _route(body, answer, {"security": []})
 
 
 def _route(body: Body, answer: Answer, extra: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from consortium.coordinator.study import Study, adopted_study
 from consortium.coordinator.uploads import Uploads
 from consortium.core import duties as d
 from consortium.core import inputs as i
-from consortium.core.answers import Status, receipt
+from consortium.core.answers import Settlement, Status, may_send, receipt, settlement
+from consortium.core.buffer import why_over
 from consortium.core.ending import Facts
 from consortium.core.facts import (
     Departure,
@@ -36,7 +37,6 @@ from consortium.core.federation import decide, owed_by
 from consortium.core.ids import Digest, Seat
 from consortium.core.roster import Member
 from consortium.core.state import Federation
-from consortium.core.tables import Step
 from consortium.drive.clock import Clock
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import SIGNER_NAME, DataDirectory
@@ -312,14 +312,11 @@ class Desk:
         return _News(owed_by(state, seat), settled, state.current, state.finished is not None)
 
     def _is_counted(self, number: int, seat: Seat) -> bool | None:
-        """How an ended round went for a seat; the newest one is known without the log."""
-        state, over = self.state, self.state.ended
-        if state.round is not None and state.round.number == number:
-            return None
-        if over is not None and over.number == number:
-            is_published = any(version.round == number for version in state.versions.values())
-            return is_published and seat in over.members
-        return self.index.is_counted(number, seat)
+        """How an invitation ended for a seat; the newest one is known without the log."""
+        known = settlement(self.state, number, seat)
+        if known is Settlement.FORGOTTEN:
+            return self.index.is_counted(number, seat)
+        return None if known is Settlement.OPEN else known is Settlement.COUNTED
 
     def _invitation(self, site: SiteRow, duty: d.SiteDuty) -> Signature:
         key = (site.id, duty)
@@ -362,19 +359,24 @@ class Desk:
                 return True
             if any(version.model == digest for version in state.versions.values()):
                 return True
-            open_round = state.round
+            open_round, passing = state.round, state.passing.get(seat)
+            if passing is not None and digest == passing.server_state:
+                return True
             if open_round is None or seat not in open_round.invited:
                 return False
             has_candidate = seat in open_round.members and digest == open_round.model
-            return has_candidate or digest in (open_round.base, open_round.server_state)
+            asked = open_round.invitation(seat)
+            return has_candidate or digest in (open_round.base, asked.base, asked.server_state)
 
     def upload_limit(self, site: SiteRow) -> int:
         """The most bytes that this site may upload now; nothing unless it is to answer."""
         with self.lock:
-            open_round, seat = self.state.round, self._seat(site)
-            if open_round is None or seat not in open_round.invited:
-                return 0
-            if open_round.step is not Step.TRAINING or seat in open_round.fallen:
+            state, seat = self.state, self._seat(site)
+            if not may_send(state, seat):
+                made = state.lapsed.get(seat)
+                over = made and why_over(state, seat, made, self._clock.now_ms())
+                if over:
+                    raise over  # the site learns why before it has sent anything
                 return 0
         study = self.study_of_plan()
         form = study.plan.strategy.form(study.layout)

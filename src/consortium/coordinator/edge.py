@@ -1,6 +1,7 @@
 """What every route uses: the office behind it, the threads, the sites that wait.
 
-A route parses, asks who it is, calls, and answers; it decides nothing.
+A route is behind the gate: who asks is known, and may. It parses, calls, and answers; it
+decides nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from consortium.coordinator.auth import Caller, operator_of, site_of
+from consortium.coordinator.access import Action
+from consortium.coordinator.auth import Caller
 from consortium.coordinator.bodies import check_digest, whole
+from consortium.coordinator.gate import Gate, visit_of
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
 from consortium.coordinator.polls import Polls
 from consortium.coordinator.problems import PROBLEM
 from consortium.coordinator.remembered import Remembered
-from consortium.coordinator.rows import OperatorRow
 from consortium.coordinator.threads import Threads
-from consortium.errors import WireError
+from consortium.errors import InternalError, WireError
 from consortium.wire.messages import MAX_JSON_BYTES, read_body
 
 JSON = "application/json"
@@ -36,18 +38,19 @@ class Edge:
 
     def __init__(self, office: Office) -> None:
         self.office = office
+        self.gate = Gate(office)
         self.threads = Threads()
         self.polls = Polls(self.threads)
         self.remembered = Remembered(office.registry, office.clock)
         self.metrics = Metrics(office, self.polls.waiting)
 
-    async def site(self, request: Request) -> Caller:
-        """The site that signed this request; its body is not read yet."""
-        return await self.threads.read(lambda: site_of(request, self.office))
+    def admit(self, request: Request, action: Action) -> Caller:
+        """The site that signed this request, for what does not come through the gate."""
+        return _caller(self.gate.admit(request, action).caller)
 
     async def signed(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
         """The site, and the message that it signed."""
-        caller = await self.site(request)
+        caller = _caller(visit_of(request).caller)
         data = await whole(request, MAX_JSON_BYTES)
         check_digest(data, caller.body)
         return caller, read_body(kind, data)
@@ -63,15 +66,9 @@ class Edge:
             )
         return caller, body
 
-    async def leaving(self, request: Request) -> Caller:
-        """The site that leaves, or left before and lost the answer."""
-        caller = await self.threads.read(lambda: site_of(request, self.office, may_be_out=True))
-        check_digest(await whole(request, 0), caller.body)
-        return caller
-
     async def asking(self, request: Request) -> Caller:
         """The site, whose request has no body."""
-        caller = await self.site(request)
+        caller = _caller(visit_of(request).caller)
         check_digest(await whole(request, 0), caller.body)
         return caller
 
@@ -82,14 +79,6 @@ class Edge:
         kind = PROBLEM if kept.status >= _FIRST_REFUSAL else JSON
         return Response(kept.body, kept.status, media_type=kind)
 
-    async def operator(self, request: Request) -> OperatorRow:
-        """Somebody with a token, who may look."""
-        return await self.threads.read(lambda: operator_of(request, self.office, orders=False))
-
-    async def ordering(self, request: Request) -> OperatorRow:
-        """Somebody with a token, who may give orders."""
-        return await self.threads.read(lambda: operator_of(request, self.office, orders=True))
-
     def close(self) -> None:
         self.polls.close()
         self.threads.close()
@@ -98,6 +87,12 @@ class Edge:
 def edge_of(request: Request) -> Edge:
     """The coordinator that a request came to."""
     return cast(Edge, request.app.state.edge)
+
+
+def _caller(found: Caller | None) -> Caller:
+    if found is None:
+        raise InternalError("a route of sites was declared for others")
+    return found
 
 
 def told(message: BaseModel) -> Response:

@@ -17,7 +17,9 @@ from consortium.wire.token import is_site_name, new_secret, token_hash
 
 # One text for unknown, used and expired: an answer must not tell which.
 USED = "the token is unknown, used or expired"
-_NO_INVITE = (bytes(32), "", 0, None, "")
+_NO_INVITE = (bytes(32), "", 1 << 62, None, "")  # no hash of a text
+
+_NO_KEY = bytes(32)  # of small order: nobody joins with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def redeem(
     holder = find_site(run, site or "")
     is_meant = hmac.compare_digest(kept, wanted) and newcomer.name in (None, name)
     is_open = used_ms is None and now_ms < expires_ms
-    is_same = holder is not None and hmac.compare_digest(holder.key, newcomer.key)
+    is_same = hmac.compare_digest(holder.key if holder else _NO_KEY, newcomer.key)
     if is_meant and is_same and holder is not None and not holder.is_revoked:
         return holder
     if not is_meant or not is_open:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from consortium.coordinator.desk import Desk
 from consortium.coordinator.enrolment import USED
+from consortium.coordinator.operators import LIFETIME_MS
 from consortium.coordinator.registry import Registry
-from consortium.coordinator.rows import OperatorRow, SiteRow
+from consortium.coordinator.rows import FederationRow, OperatorRow, SiteRow
 from consortium.coordinator.study import LockedStudy, read_locked, store_study
 from consortium.coordinator.telling import Teller
 from consortium.coordinator.uploads import Uploads
@@ -47,6 +48,7 @@ from consortium.wire.words import words_of
 INVITE_MS = DAY_MS
 OPERATOR_FILE = "operator.json"
 _LOCAL = "local"
+_RENEW_MS = LIFETIME_MS // 3
 _NOBODY = "this site is not on the roster"
 
 
@@ -67,20 +69,22 @@ class Office:
         self._seed = seed
         self.desks: dict[str, Desk] = {}
         self._tellers: dict[str, Teller] = {}
+        self._rows: dict[str, FederationRow] = {}
         for row in self.registry.federations():
-            self._open(row.id, row.name)
+            self._open(row)
 
-    def _open(self, federation: str, name: str) -> Desk:
+    def _open(self, row: FederationRow) -> Desk:
         desk = Desk(
             self.directory,
             self.registry,
-            (federation, name),
+            (row.id, row.name),
             clock=self.clock,
             uploads=self.uploads,
             seed=self._seed,
         )
-        self.desks[federation] = desk
-        self._tellers[name] = Teller(desk, self.directory.log, self.registry, self.clock)
+        self.desks[row.id] = desk
+        self._rows[row.name] = row
+        self._tellers[row.name] = Teller(desk, self.directory.log, self.registry, self.clock)
         return desk
 
     def start(self, on_trouble: Callable[[ConsortiumError], None]) -> None:
@@ -96,15 +100,19 @@ class Office:
 
     # ---- federations ----------------------------------------------------------------
 
-    def host(self, plan_file: Path) -> Desk:
-        """Begin the study of a locked plan, or go on with it."""
+    def host(self, plan_file: Path, tenant: str | None = None) -> Desk:
+        """Begin the study of a locked plan, or go on with it. A new federation is its own
+        tenant unless one is named; one that is there stays with its tenant."""
         study = read_locked(plan_file)
         name, now_ms = study.plan.federation.name, self.clock.now_ms()
-        if name in self._tellers:
-            desk = self._tellers[name].desk
+        row = self.federation(name)
+        if row is None:
+            made = (secrets.token_hex(16), name, tenant or name)
+            desk = self._open(self.registry.add_federation(*made, now_ms))
+        elif tenant not in (None, row.tenant):
+            raise UsageError(f"{name} belongs to the tenant {row.tenant}")
         else:
-            row = self.registry.add_federation(secrets.token_hex(16), name, name, now_ms)
-            desk = self._open(row.id, name)
+            desk = self._tellers[name].desk
         self._adopt(desk, study, now_ms)
         return desk
 
@@ -119,13 +127,27 @@ class Office:
     def desk_of(self, site: SiteRow) -> Desk:
         return self.desks[site.federation]
 
+    def federation(self, name: str) -> FederationRow | None:
+        return self._rows.get(name)
+
+    def federations(self) -> list[FederationRow]:
+        """By name."""
+        return [self._rows[name] for name in sorted(self._rows)]
+
     def teller_named(self, name: str) -> Teller:
-        """A federation for its operator."""
+        """A federation for its operator. Whether it is for this one is not asked here."""
         if name not in self._tellers:
-            raise UnknownFederationError(
-                f"there is no federation `{name}`", hint=f"there are: {', '.join(self._tellers)}"
-            )
+            raise UnknownFederationError(f"there is no federation `{name}`")
         return self._tellers[name]
+
+    @staticmethod
+    def only(tellers: list[Teller]) -> Teller:
+        """The federation that is meant when none is named."""
+        if len(tellers) != 1:
+            raise UnknownFederationError(
+                f"there are {len(tellers)} federations here", hint="name the one that you mean"
+            )
+        return tellers[0]
 
     def tellers(self) -> list[Teller]:
         return list(self._tellers.values())
@@ -142,7 +164,7 @@ class Office:
         if may_be_out and row.seat is not None:
             return row
         # Without a seat its enrolment was cut short: it comes again with its token.
-        if row.seat is None or not self.desk_of(row).has_member(row):
+        if not self.desk_of(row).has_member(row):
             raise UnsignedRequestError(_NOBODY)
         if row.revoked_ms is not None:
             raise UnsignedRequestError(_NOBODY)
@@ -205,22 +227,34 @@ class Office:
 
     # ---- operators ------------------------------------------------------------------
 
-    def operator(self, secret: str) -> OperatorRow | None:
-        return self.registry.operator(secret, self.clock.now_ms())
+    def operator(self, token: str) -> OperatorRow | None:
+        return self.registry.operator(token, self.clock.now_ms())
 
     def write_operator_file(self) -> Path:
         """Address, authority and token for the operator's commands on this machine."""
         path = self.folder / OPERATOR_FILE
         held = _held(path)
-        token = held.get("token", "")
-        if not token or self.operator(token) is None:
-            with suppress(UsageError):  # there is none to replace
-                self.registry.revoke_operator(_LOCAL)
-            token = self.registry.new_operator("admin", _LOCAL, self.clock.now_ms(), None)
-        told = {"url": self.url, "authority": self.authority.pem().decode(), "token": token}
+        told = {"url": self.url, "authority": self.authority.pem().decode()}
+        told["token"] = self._local_token(held.get("token", ""))
         if told != held:
             write_secret(path, Secret(json.dumps(told).encode()))
         return path
+
+    def keep_operator_file(self) -> None:
+        """Replace the token in the operator's file before it expires, if there is a file."""
+        path = self.folder / OPERATOR_FILE
+        held = _held(path)
+        if held and (token := self._local_token(held.get("token", ""))) != held.get("token"):
+            write_secret(path, Secret(json.dumps(held | {"token": token}).encode()))
+
+    def _local_token(self, held: str) -> str:
+        """The token that is held, or a new one when that holds no longer, or not for long."""
+        row, now_ms = self.operator(held), self.clock.now_ms()
+        if row is not None and row.expires_ms - now_ms > _RENEW_MS:
+            return held
+        with suppress(UsageError):  # there is none to replace
+            self.registry.revoke_operator(_LOCAL)
+        return self.registry.new_operator("admin", _LOCAL, now_ms, LIFETIME_MS)
 
 
 def _held(path: Path) -> dict[str, str]:

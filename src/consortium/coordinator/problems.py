@@ -22,6 +22,7 @@ from consortium.errors import (
     Fault,
     InternalError,
     NotEnrolledError,
+    RateLimitError,
     StoreFailedError,
     WireError,
 )
@@ -76,6 +77,8 @@ def refusal(error: ConsortiumError, status: int | None = None, **headers: str) -
     told = {name.replace("_", "-"): value for name, value in headers.items()}
     if isinstance(error, StoreFailedError):
         told["retry-after"] = str(RETRY_AFTER_S)
+    if isinstance(error, RateLimitError):
+        told["retry-after"] = str(error.details.get("retry_after_s", RETRY_AFTER_S))
     if isinstance(error, NotEnrolledError):
         told["www-authenticate"] = "Bearer"
     return Response(body, status, told, PROBLEM)

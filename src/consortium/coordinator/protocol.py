@@ -1,58 +1,75 @@
 """HTTP/1.1 over TLS as uvicorn speaks it, with what a coordinator adds: the application sees
-the peer's certificate, buffers stay small, and silent connections end.
+the peer's certificate, bodies go where they are used without a stop, and silent connections end.
 
-Buffers: 300 sites keep a connection each. asyncio's TLS takes 256 KiB to read and 512 KiB to
-write for each of them. With less, taking uploads costs more processor time, and with much
-memory grows with the sites: `benchmarks.network` shows both sides of the choice.
+300 sites keep a connection each, and each may send at any time: what one of them keeps in
+memory is little, and `benchmarks.network` measures it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from asyncio import sslproto
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from consortium.coordinator.problems import PROBLEM, problem
+from consortium.coordinator.tls import LITTLE_BYTES, READ_BYTES, Transport
 from consortium.errors import WireError
 
 EXTENSION = "consortium"  # in scope["extensions"]
 CERTIFICATE = "certificate"  # the peer's, DER; None when it showed none
-BUFFER_BYTES = 24 << 10
-BODY_BYTES = 24 << 10  # of a request's body that wait in memory
+INFLOW = "inflow"  # how the request's body comes in
+BODY_BYTES = 16 << 10  # of a request's body that wait in memory
 HEAD_BYTES, HEAD_LINES = 64 << 10, 100
 HEAD_S = 20.0  # from the first byte of a request's head to its last
 KEEP_ALIVE_S = 120  # longer than the longest poll, so that a waiting site keeps its session
-_LINGER_S = 1.0  # for a peer to read our last answer
 _PROBES = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # a dead peer: 2 minutes
 
 
-def use_small_buffers() -> None:
-    """For every TLS connection that this process opens from now on."""
-    sslproto.SSLProtocol.max_size = BUFFER_BYTES
+class Inflow:
+    """The body of one request as it comes in. Who sets `take` is given each piece at once,
+    without being woken up for it, and must not wait in it. `count` is of the bytes given."""
+
+    __slots__ = ("count", "failure", "take")
+
+    def __init__(self) -> None:
+        self.take: Callable[[bytes], None] | None = None
+        self.failure: Exception | None = None
+        self.count = 0
+
+    def give(self, piece: bytes) -> bool:
+        """Whether the piece was taken. What `take` raises is kept for whoever set it."""
+        assert self.take is not None
+        try:
+            self.take(piece)
+        except Exception as failure:
+            self.take, self.failure = None, failure
+            return False
+        self.count += len(piece)
+        return True
 
 
 class SiteProtocol(HttpToolsProtocol):
     """One connection."""
 
-    _extensions: dict[str, Any]
+    _line: Transport
+    _shown: bytes | None
+    _inflow: Inflow
     _unanswered: list[RequestResponseCycle]
-    _head_ends: asyncio.TimerHandle
+    _head_ends: asyncio.TimerHandle | None
     _head_bytes: int
     _head_lines: int
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        assert isinstance(transport, Transport)
         super().connection_made(transport)
-        self._unanswered = []
+        self._unanswered, self._head_ends = [], None
         tls = transport.get_extra_info("ssl_object")
-        shown = None if tls is None else tls.getpeercert(binary_form=True)
-        self._extensions = {EXTENSION: {CERTIFICATE: shown}}
-        if tls is not None:
-            transport.set_write_buffer_limits(high=BUFFER_BYTES)
-            transport.set_read_buffer_limits(high=BUFFER_BYTES)  # type: ignore[attr-defined]
+        self._shown = tls.getpeercert(binary_form=True)
+        self._line = transport
+        transport.set_write_buffer_limits(high=LITTLE_BYTES)
         _set_up(transport.get_extra_info("socket"))
         self._await_request()
 
@@ -62,7 +79,8 @@ class SiteProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = self._extensions
+        self._inflow = Inflow()
+        self.scope["extensions"] = {EXTENSION: {CERTIFICATE: self._shown, INFLOW: self._inflow}}
         self._head_bytes = self._head_lines = 0
         self._head_ends = self.loop.call_later(HEAD_S, self.end)
 
@@ -85,28 +103,34 @@ class SiteProtocol(HttpToolsProtocol):
         return is_small
 
     def on_body(self, body: bytes) -> None:
-        """Wake the application up for much of a body at once, and not for each piece: pieces
-        are as small as the line is slow, and waking up costs more than they do."""
+        """To whoever takes it; until there is somebody, a little of it waits here."""
         cycle = self.cycle
         if cycle.response_complete:
             return
-        cycle.body += body
-        if len(cycle.body) >= BODY_BYTES:
+        is_taken = self._inflow.take is not None
+        self._line.read_bytes = READ_BYTES if is_taken else LITTLE_BYTES
+        if is_taken:
+            if cycle.body:
+                body, cycle.body = bytes(cycle.body) + body, bytearray()
+            is_stuck = not self._inflow.give(body)
+        else:
+            cycle.body += body
+            is_stuck = len(cycle.body) >= BODY_BYTES
+        if is_stuck:
             self.flow.pause_reading()
             cycle.message_event.set()
 
+    def on_message_complete(self) -> None:
+        self._line.read_bytes = LITTLE_BYTES
+        super().on_message_complete()
+
     def on_headers_complete(self) -> None:
-        self._head_ends.cancel()
+        self._end_head()
         if self.transport.is_closing():
             return
         super().on_headers_complete()
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():  # TLS would read on for half a minute
-            self.loop.call_later(_LINGER_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """uvicorn tells only the newest request, but a peer may have sent several at once."""
@@ -114,7 +138,14 @@ class SiteProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        self._end_head()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def _end_head(self) -> None:
+        if self._head_ends is not None:
+            self._head_ends.cancel()
+            self._head_ends = None
 
     def _await_request(self) -> None:
         """A peer that connects, or sends half a request's head, must go on within this time."""

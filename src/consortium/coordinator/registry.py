@@ -13,9 +13,11 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from consortium.coordinator import enrolment, operators, seen
+from consortium.coordinator.access import Scope
 from consortium.coordinator.database import Database
 from consortium.coordinator.rows import (
     FORMAT,
+    MIGRATIONS,
     SCHEMA,
     Answer,
     FederationRow,
@@ -36,6 +38,7 @@ from consortium.wire.token import is_site_name
 
 _NOT_ENROLLED = "no such site is enrolled here"  # never there, or revoked: the same text
 _SITES = f"SELECT {columns(SiteRow)} FROM sites"
+_EVERYTHING = Scope()
 _FEDERATIONS = f"SELECT {columns(FederationRow)} FROM federations"
 
 
@@ -55,7 +58,7 @@ class Registry:
     """Opens, or makes, `registry.sqlite`."""
 
     def __init__(self, path: Path) -> None:
-        self._database = Database(path, SCHEMA, FORMAT)
+        self._database = Database(path, SCHEMA, FORMAT, MIGRATIONS)
         self._identity = ""
 
     def close(self) -> None:
@@ -77,6 +80,8 @@ class Registry:
         """Give a federation its name. The same again changes nothing."""
         if not is_plain_id(id) or not is_site_name(name):
             raise UsageError("a federation's name is 1 to 64 letters, digits, dashes, underscores")
+        if not is_site_name(tenant):
+            raise UsageError("a tenant's name is 1 to 64 letters, digits, dashes, underscores")
         with self._database.writing() as run:
             query = f"{_FEDERATIONS} WHERE id = ? OR name = ?"
             found = [FederationRow(*row) for row in run.execute(query, (id, name))]
@@ -280,28 +285,32 @@ class Registry:
 
     # ---- operators ------------------------------------------------------------------
 
-    def new_operator(self, role: str, label: str, now_ms: int, lifetime_ms: int | None) -> str:
-        """A token for somebody who gives orders; None lasts until it is revoked."""
-        expires_ms = None if lifetime_ms is None else now_ms + lifetime_ms
+    def new_operator(
+        self, role: str, label: str, now_ms: int, lifetime_ms: int, scope: Scope = _EVERYTHING
+    ) -> str:
+        """A token for somebody who looks or gives orders."""
+        listed = None if scope.federations is None else tuple(sorted(scope.federations))
+        wanted = OperatorRow(label, role, scope.tenant, listed, now_ms, now_ms + lifetime_ms)
+        audience = self.identity()
         with self._database.writing() as run:
-            return operators.new_operator(run, OperatorRow(label, role, now_ms, expires_ms))
+            return operators.new_operator(run, wanted, audience)
 
-    def operator(self, secret: str, now_ms: int) -> OperatorRow | None:
+    def operator(self, token: str, now_ms: int) -> OperatorRow | None:
         """Whose token this is; None when it is nobody's, was revoked, or has expired."""
+        audience = self.identity()
         with self._database.reading() as run:
-            return operators.operator_of(run, secret, now_ms)
+            return operators.operator_of(run, token, audience, now_ms)
 
     def operators(self) -> list[OperatorRow]:
+        """All that were made and not revoked, expired ones too."""
         query = f"SELECT {columns(OperatorRow)} FROM operators ORDER BY label"
         with self._database.reading() as run:
-            return [OperatorRow(*row) for row in run.execute(query)]
+            return [operators.operator_row(row) for row in run.execute(query)]
 
     def revoke_operator(self, label: str) -> None:
         with self._database.writing() as run:
             if not run.execute("DELETE FROM operators WHERE label = ?", (label,)).rowcount:
-                raise UsageError(
-                    f"there is no token {label}", hint="list the tokens that are there"
-                )
+                raise UsageError(f"there is no token {label}", hint="consortium token list")
 
 
 def _federation(run: Connection, column: str, value: str) -> FederationRow:

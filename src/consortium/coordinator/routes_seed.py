@@ -6,12 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from consortium.coordinator.access import Action
 from consortium.coordinator.bodies import whole
-from consortium.coordinator.described import ordered, signed
+from consortium.coordinator.described import declared
 from consortium.coordinator.edge import edge_of, told
-from consortium.coordinator.office import Office
-from consortium.coordinator.telling import Teller
-from consortium.errors import UnknownFederationError
+from consortium.coordinator.gate import GuardedRoute, Visit, visit_of
 from consortium.plan.values import DEPLOYMENT_KEYS
 from consortium.wire.messages import (
     MAX_JSON_BYTES,
@@ -22,28 +21,26 @@ from consortium.wire.messages import (
     read_body,
 )
 
-routes = APIRouter(prefix="/federated", tags=["seed"])
+routes = APIRouter(prefix="/federated", tags=["seed"], route_class=GuardedRoute)
 
 
-@routes.post("/server/start", **ordered(ServerStart, ServerStarted))
+@routes.post("/server/start", **declared(Action.RUN, ServerStart, ServerStarted))
 async def start(request: Request) -> Response:
     """Let a federation run, or run again after a hold."""
-    edge = edge_of(request)
-    await edge.ordering(request)
+    edge, visit = edge_of(request), visit_of(request)
     body = read_body(ServerStart, await whole(request, MAX_JSON_BYTES))
-    return told(await edge.threads.write(lambda: _started(edge.office, body)))
+    return told(await edge.threads.write(lambda: _started(visit, body)))
 
 
-@routes.get("/server/status", **ordered(None, "view"))
+@routes.get("/server/status", **declared(Action.LOOK, None, "view"))
 async def status(request: Request) -> Response:
-    """The status of every federation."""
-    edge = edge_of(request)
-    await edge.operator(request)
-    views = await edge.threads.read(lambda: [one.status() for one in edge.office.tellers()])
+    """The status of every federation that the caller may see."""
+    edge, visit = edge_of(request), visit_of(request)
+    views = await edge.threads.read(lambda: [one.status() for one in visit.tellers()])
     return JSONResponse({"federations": views})
 
 
-@routes.post("/client/register", **signed(ClientRegister, ClientRegistered))
+@routes.post("/client/register", **declared(Action.TAKE_PART, ClientRegister, ClientRegistered))
 async def register(request: Request) -> Response:
     """A site says that it is there."""
     edge = edge_of(request)
@@ -51,20 +48,9 @@ async def register(request: Request) -> Response:
     return await edge.once(caller, lambda: caller.desk.register(caller.site, body))
 
 
-def _started(office: Office, body: ServerStart) -> ServerStarted:
-    teller = _meant(office, body.federation)
+def _started(visit: Visit, body: ServerStart) -> ServerStarted:
+    teller = visit.teller(body.federation)
     teller.resume()
     plan = teller.desk.study_of_plan().plan
     config = plan.model_dump(mode="json", exclude=DEPLOYMENT_KEYS)
     return ServerStarted(status="started", config=config)
-
-
-def _meant(office: Office, name: str | None) -> Teller:
-    if name is not None:
-        return office.teller_named(name)
-    tellers = office.tellers()
-    if len(tellers) != 1:
-        raise UnknownFederationError(
-            f"there are {len(tellers)} federations here", hint="name the one that you mean"
-        )
-    return tellers[0]

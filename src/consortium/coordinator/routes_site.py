@@ -9,11 +9,13 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from consortium.coordinator.auth import Caller, site_of
+from consortium.coordinator.access import Action
+from consortium.coordinator.auth import Caller
 from consortium.coordinator.bodies import length_of, take_pieces, until_gone
-from consortium.coordinator.described import signed
+from consortium.coordinator.described import declared
 from consortium.coordinator.edge import Edge, edge_of, told
 from consortium.coordinator.files import Download, OpenFile, missing, open_file
+from consortium.coordinator.gate import GuardedRoute
 from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnauthorizedClientError
 from consortium.wire.messages import (
@@ -32,7 +34,7 @@ from consortium.wire.messages import (
     UploadState,
 )
 
-routes = APIRouter(prefix="/v1", tags=["site"])
+routes = APIRouter(prefix="/v1", tags=["site"], route_class=GuardedRoute)
 
 DigestPath = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="SHA-256 in hexadecimal")]
 RoundPath = Annotated[int, Path(ge=0, lt=1 << 62, description="the round's number")]
@@ -42,7 +44,7 @@ Offset = Annotated[int, Query(ge=0, lt=1 << 62, description="where the chunk sta
 # ---- asking -------------------------------------------------------------------------
 
 
-@routes.post("/ask", **signed(Ask, Answer))
+@routes.post("/ask", **declared(Action.TAKE_PART, Ask, Answer))
 async def ask(request: Request) -> Response:
     """What is there to do? Answered when there is news, else when `wait_ms` is over."""
     edge = edge_of(request)
@@ -75,7 +77,7 @@ def _answer_now(edge: Edge, caller: Caller, asked: Ask) -> Answer:
     return caller.desk.answer(edge.office.site(caller.site.id), asked)
 
 
-@routes.get("/study", **signed(None, StudySheet))
+@routes.get("/study", **declared(Action.TAKE_PART, None, StudySheet))
 async def study(request: Request) -> Response:
     """Which blobs a site needs to review the study."""
     edge = edge_of(request)
@@ -83,7 +85,7 @@ async def study(request: Request) -> Response:
     return told(await edge.threads.read(caller.desk.study))
 
 
-@routes.post("/report", **signed(Report, Taken))
+@routes.post("/report", **declared(Action.TAKE_PART, Report, Taken))
 async def report(request: Request) -> Response:
     """What a site says of its records and its machine: counts, never records."""
     edge = edge_of(request)
@@ -91,7 +93,7 @@ async def report(request: Request) -> Response:
     return await edge.once(caller, lambda: caller.desk.report(caller.site, body))
 
 
-@routes.post("/renew", **signed(Renew, Renewed))
+@routes.post("/renew", **declared(Action.TAKE_PART, Renew, Renewed))
 async def renew(request: Request) -> Response:
     """A new certificate for the same key."""
     edge = edge_of(request)
@@ -99,19 +101,19 @@ async def renew(request: Request) -> Response:
     return await edge.once(caller, lambda: edge.office.renew(caller.site, body))
 
 
-@routes.post("/leave", **signed(None, Taken))
+@routes.post("/leave", **declared(Action.LEAVE, None, Taken))
 async def leave(request: Request) -> Response:
     """Out of the federation, for good."""
     edge = edge_of(request)
-    caller = await edge.leaving(request)
+    caller = await edge.asking(request)
     return await edge.once(caller, lambda: caller.desk.leave(caller.site))
 
 
 # ---- files --------------------------------------------------------------------------
 
 
-@routes.head("/blobs/{digest}", **signed(None, "file"))
-@routes.get("/blobs/{digest}", **signed(None, "file"))
+@routes.head("/blobs/{digest}", **declared(Action.TAKE_PART, None, "file"))
+@routes.get("/blobs/{digest}", **declared(Action.TAKE_PART, None, "file"))
 async def blob(request: Request, digest: DigestPath) -> Response:
     """A file that this site may read: the study, published models, its part of a round."""
     edge = edge_of(request)
@@ -126,7 +128,7 @@ def _opened(caller: Caller, digest: Digest) -> OpenFile:
     return open_file(caller.desk.blobs.path(digest), digest)
 
 
-@routes.get("/uploads/{digest}", **signed(None, UploadState))
+@routes.get("/uploads/{digest}", **declared(Action.UPLOAD, None, UploadState))
 async def upload(request: Request, digest: DigestPath) -> Response:
     """How much of this site's upload is here."""
     edge = edge_of(request)
@@ -141,7 +143,7 @@ def _upload_state(edge: Edge, caller: Caller, digest: Digest) -> UploadState:
     return UploadState(offset=uploads.offset(caller.site.id, digest), is_complete=is_complete)
 
 
-@routes.patch("/uploads/{digest}", **signed("bytes", UploadState))
+@routes.patch("/uploads/{digest}", **declared(Action.UPLOAD, "bytes", UploadState))
 async def send_chunk(request: Request, digest: DigestPath, offset: Offset) -> Response:
     """Add a chunk at the end of an upload. One that is already there is answered as before."""
     edge = edge_of(request)
@@ -159,17 +161,17 @@ def _before_chunk(
     edge: Edge, request: Request, digest: Digest, place: tuple[int, int]
 ) -> tuple[Caller, UploadState | None]:
     """Who sends, and the answer if the chunk need not be read: everything is here already."""
-    caller, (offset, size) = site_of(request, edge.office), place
-    state = _upload_state(edge, caller, digest)
-    if state.is_complete:
+    caller, (offset, size) = edge.admit(request, Action.UPLOAD), place
+    site, uploads = caller.site.id, edge.office.uploads
+    is_next = 0 < offset == uploads.offset(site, digest)  # mostly; then it is neither of these
+    if not is_next and _upload_state(edge, caller, digest).is_complete:
         return caller, UploadState(offset=offset + size, is_complete=True)
     limit = caller.desk.upload_limit(caller.site)
     if limit == 0:
         raise UnauthorizedClientError("this site is not asked for an update now")
     if offset + size > limit:
         raise TooLargeError(f"an update has at most {limit} bytes here")
-    uploads = edge.office.uploads
-    if uploads.holds(caller.site.id, digest, offset, caller.body, size):
+    if not is_next and uploads.holds(site, digest, offset, caller.body, size):
         return caller, UploadState(offset=offset + size)
     return caller, None
 
@@ -189,7 +191,7 @@ async def _take_chunk(
 # ---- a round ------------------------------------------------------------------------
 
 
-@routes.post("/rounds/{number}/update", **signed(Submission, ReceiptReply))
+@routes.post("/rounds/{number}/update", **declared(Action.TAKE_PART, Submission, ReceiptReply))
 async def update(request: Request, number: RoundPath) -> Response:
     """The upload is complete: count it."""
     edge = edge_of(request)
@@ -199,7 +201,7 @@ async def update(request: Request, number: RoundPath) -> Response:
     return await edge.once(caller, lambda: caller.desk.submit(caller.site, number, body, envelope))
 
 
-@routes.get("/rounds/{number}/receipt", **signed(None, ReceiptReply))
+@routes.get("/rounds/{number}/receipt", **declared(Action.TAKE_PART, None, ReceiptReply))
 async def receipt(request: Request, number: RoundPath) -> Response:
     """That the log has this site's update, proven in the newest checkpoint."""
     edge = edge_of(request)
@@ -207,7 +209,7 @@ async def receipt(request: Request, number: RoundPath) -> Response:
     return told(await edge.threads.read(lambda: caller.desk.receipt(caller.site, number)))
 
 
-@routes.post("/rounds/{number}/failure", **signed(FailureNote, Taken))
+@routes.post("/rounds/{number}/failure", **declared(Action.TAKE_PART, FailureNote, Taken))
 async def failure(request: Request, number: RoundPath) -> Response:
     """This site will not answer in this round, and why."""
     edge = edge_of(request)
@@ -217,7 +219,7 @@ async def failure(request: Request, number: RoundPath) -> Response:
     return await edge.once(caller, lambda: caller.desk.fail(caller.site, number, body, envelope))
 
 
-@routes.post("/rounds/{number}/score", **signed(ScoreNote, Taken))
+@routes.post("/rounds/{number}/score", **declared(Action.TAKE_PART, ScoreNote, Taken))
 async def score(request: Request, number: RoundPath) -> Response:
     """How candidate and base do on this site's own test records: sums and counts."""
     edge = edge_of(request)

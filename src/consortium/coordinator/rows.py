@@ -6,7 +6,11 @@ from dataclasses import dataclass, fields
 from sqlite3 import Connection
 from typing import Any
 
-FORMAT = 1  # PRAGMA user_version
+FORMAT = 2  # PRAGMA user_version
+_OPERATORS = """CREATE TABLE operators (
+        hash BLOB PRIMARY KEY, label TEXT NOT NULL UNIQUE, role TEXT NOT NULL,
+        tenant TEXT, federations TEXT,
+        created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL) STRICT"""
 SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
     """CREATE TABLE federations (
@@ -35,10 +39,11 @@ SCHEMA = (
     """CREATE TABLE notes (
         site TEXT PRIMARY KEY, seen_ms INTEGER NOT NULL, objection TEXT,
         own_size INTEGER NOT NULL, cosignature TEXT NOT NULL) STRICT""",
-    """CREATE TABLE operators (
-        hash BLOB PRIMARY KEY, label TEXT NOT NULL UNIQUE, role TEXT NOT NULL,
-        created_ms INTEGER NOT NULL, expires_ms INTEGER) STRICT""",
+    _OPERATORS,
 )
+# What makes the next format of each older one. Tokens of format 1 were for everything and for
+# ever: they end here, and `serve` writes a new one for the operator of its machine.
+MIGRATIONS: dict[int, tuple[str, ...]] = {1: ("DROP TABLE operators", _OPERATORS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +123,15 @@ class SiteNote:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """Somebody who may give orders, by the label of the token."""
+    """Somebody with a token: its label, the role, the scope (None: not bounded by that; the
+    federations by their ids), and until when it holds."""
 
     label: str
     role: str
+    tenant: str | None
+    federations: tuple[str, ...] | None
     created_ms: int
-    expires_ms: int | None
+    expires_ms: int
 
 
 _SITE_COLUMNS = [field.name for field in fields(SiteRow)]

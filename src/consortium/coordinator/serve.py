@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,11 +25,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 
 from consortium.coordinator.app import make_app
 from consortium.coordinator.edge import Edge
 from consortium.coordinator.office import Office
-from consortium.coordinator.protocol import KEEP_ALIVE_S, SiteProtocol, use_small_buffers
+from consortium.coordinator.protocol import KEEP_ALIVE_S, SiteProtocol
+from consortium.coordinator.tls import Acceptor
 from consortium.crypto.authority import needs_renewal
 from consortium.errors import ConsortiumError, UsageError
 
@@ -54,7 +57,6 @@ class Server(uvicorn.Server):
         names: Sequence[str] = (),
         on_ready: Callable[[int], None] = lambda _: None,
     ) -> None:
-        use_small_buffers()
         self._office, self._on_ready = office, on_ready
         self.identity = Identity(office, names or names_of(host, office.url))
         app = make_app(office)
@@ -74,10 +76,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,  # who asks is not a matter of headers
                 server_header=False,
-                backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_GRACE_S,
-                ssl_context_factory=lambda *_: self.identity.context,
             )
         )
 
@@ -95,10 +95,21 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """As uvicorn's, but for its sockets: TLS is ours (`tls.py`)."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        acceptors = [
+            Acceptor(sock, self.identity.context, self._new_connection) for sock in sockets or ()
+        ]
+        self.servers = acceptors  # type: ignore[assignment]  # asyncio's, as far as it is used
+        self.started = True
         self._hourly = asyncio.get_running_loop().create_task(self._every_hour())
         _log.info("listening", extra={"port": self.port})
         self._on_ready(self.port)
+
+    def _new_connection(self) -> SiteProtocol:
+        return SiteProtocol(self.config, self.server_state, self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._hourly is not None:
@@ -124,9 +135,11 @@ class Server(uvicorn.Server):
                 _log.error("%s", error.message, extra={"code": error.code})
 
     def keep_house(self) -> None:
-        """Renew the server's certificate when it is time, and forget old answers."""
+        """Renew the server's certificate and the operator's token when it is time, and forget
+        old answers."""
         if self.identity.renew_if_due():
             _log.info("the server's certificate was renewed")
+        self._office.keep_operator_file()
         count = self._edge.remembered.forget_old()
         if count:
             _log.info("old answers were forgotten", extra={"count": count})

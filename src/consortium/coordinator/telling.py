@@ -98,7 +98,7 @@ class Teller:
         events = [
             _event(fact, position, names)
             for position, fact in self.desk.index.facts_of(number)
-            if getattr(fact, "round", None) == number  # not what came before the next one
+            if hasattr(fact, "round")  # not what came before the next one
         ]
         return asdict(record) | {"events": events}
 

@@ -21,7 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from consortium.core import facts as fact_module
 from consortium.core import site_facts as site_fact_module
 from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
-from consortium.core.terms import ReportValue
+from consortium.core.terms import TOLD_APART, ReportValue
 from consortium.errors import CodecError
 
 MAX_TEXT_BYTES = 1024
@@ -112,7 +112,7 @@ def _make_reader(cls: type[Any]) -> Take:
 
 def _schema(cls: type[Any]) -> tuple[tuple[str, ...], tuple[Coder, ...]]:
     hints = get_type_hints(cls)
-    names = tuple(field.name for field in fields(cls))
+    names = tuple(field.name for field in fields(cls) if TOLD_APART not in field.metadata)
     return names, tuple(coder_of(hints[name], f"{cls.__name__}.{name}") for name in names)
 
 
@@ -315,10 +315,13 @@ def _record_coder(cls: type[Any]) -> Coder:
     names, coders = _schema(cls)
     values_of, puts = _values(names), tuple(put for put, _ in coders)
     positional = not any(field.kw_only for field in fields(cls))
+    apart = [(field.name, field.default) for field in fields(cls) if field.name not in names]
 
     def put_record(out: bytearray, value: Any) -> None:
         if type(value) is not cls:
             raise CodecError(f"not a {cls.__name__}: {type(value).__name__}")
+        if any(getattr(value, name) != default for name, default in apart):
+            raise CodecError(f"a {cls.__name__} with something that another fact tells")
         for put, item in zip(puts, values_of(value), strict=True):
             put(out, item)
 

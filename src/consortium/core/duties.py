@@ -30,7 +30,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Run the six checks on one update; report `Checked`."""
+    """Run the six checks on one update; report `Checked`. `base` is its own invitation's."""
 
     round: int
     seat: Seat
@@ -66,6 +66,9 @@ class Aggregate:
     server_state: Digest | None
     updates: tuple[tuple[int, Digest], ...]  # (rank, update)
     partials: tuple[tuple[int, float, Digest], ...]  # (lowest rank, weight, partial sum)
+    # Without a barrier: of each update, how many versions its base is older than `base`.
+    staleness: tuple[int, ...] = ()
+    discount_ppm: int = 0  # a: an update counts (1 + staleness)^-a of itself
 
 
 @dataclass(frozen=True, slots=True)

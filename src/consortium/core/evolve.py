@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from consortium.core import facts as f
-from consortium.core.ids import Seat
+from consortium.core.ids import Seat, Seats
 from consortium.core.roster import Member
 from consortium.core.state import Federation, Round, Sums, Version
-from consortium.core.tables import FEDERATION, ROUND, SCREENED_ROUND, Step
+from consortium.core.tables import FEDERATION, Step, round_moves
 from consortium.core.terms import Terms
 
 
@@ -24,8 +25,8 @@ def evolve(state: Federation, fact: f.Fact) -> None:
     kind = type(fact)
     open_round = state.round
     if open_round is not None:
-        moves = SCREENED_ROUND if _terms(state).is_screened else ROUND
-        open_round.step = moves.get((open_round.step, kind), open_round.step)
+        move = open_round.step, kind
+        open_round.step = round_moves(_terms(state)).get(move, open_round.step)
     _RECORD[kind](state, fact)
     state.standing = FEDERATION.get((state.standing, kind), state.standing)
 
@@ -50,6 +51,11 @@ def _plan_adopted(state: Federation, fact: f.PlanAdopted) -> None:
     state.terms = fact.terms
     state.finished = None
     _start_afresh(state)  # another plan may be judged by another metric
+
+
+def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> None:
+    parts = fact.buffer, fact.max_staleness, fact.discount_ppm
+    state.terms = _terms(state).buffered(*parts)
 
 
 def _model_installed(state: Federation, fact: f.ModelInstalled) -> None:
@@ -80,10 +86,14 @@ def _site_reported(state: Federation, fact: f.SiteReported) -> None:
 def _site_departed(state: Federation, fact: f.SiteDeparted) -> None:
     member = state.roster.members.pop(fact.seat)
     del state.roster.seat_of[member.site]
+    state.passing.pop(fact.seat, None)
+    state.lapsed.pop(fact.seat, None)
     open_round = state.round
     if open_round is None:
         return
-    if open_round.step is Step.TRAINING:
+    # Without a barrier it is in the buffer, or awaited, in any step.
+    is_out = fact.seat in open_round.waiting or fact.seat in open_round.unchecked
+    if open_round.step is Step.TRAINING or (is_out and _terms(state).is_buffered):
         _fall(open_round, fact.seat, f.Failure.REVOKED)
     elif open_round.step is Step.EVALUATING:  # later, the gate's evidence is closed
         open_round.unheard.pop(fact.seat, None)
@@ -105,6 +115,7 @@ def _resumed(state: Federation, fact: f.FederationResumed) -> None:
 
 def _finished(state: Federation, fact: f.FederationFinished) -> None:
     state.finished = fact.reason
+    _withdraw(state)
 
 
 def _log_key_adopted(state: Federation, fact: f.LogKeyAdopted) -> None:
@@ -133,21 +144,38 @@ def _selection_started(state: Federation, fact: f.SelectionStarted) -> None:
     _open(state).seed = fact.seed
 
 
+def _kept(state: Federation, fact: f.InvitationsKept) -> None:
+    """Ranks go by the seat, whatever the order in which the last round left them."""
+    open_round = _open(state)
+    for seat in fact.seats:
+        made = open_round.kept[seat] = state.passing.pop(seat)
+        open_round.invited[seat] = len(open_round.invited)
+        if made.update is None:
+            open_round.waiting[seat] = None
+        else:
+            open_round.submitted[seat] = made.update
+            open_round.unchecked[seat] = None
+    _withdraw(state)
+
+
 def _invited(state: Federation, fact: f.SitesInvited) -> None:
     open_round = _open(state)
     open_round.target, open_round.deadline_ms = fact.target, fact.deadline_ms
-    open_round.invited = {seat: rank for rank, seat in enumerate(fact.seats)}
-    open_round.waiting = dict.fromkeys(fact.seats)
-    open_round.first_backup = len(fact.seats)
+    _invite(state, fact.seats)
+    open_round.first_backup = len(open_round.invited)
     open_round.eligible = fact.eligible
 
 
 def _backups_invited(state: Federation, fact: f.BackupsInvited) -> None:
+    _invite(state, fact.seats)
+    _open(state).backup_calls += 1
+
+
+def _invite(state: Federation, seats: Seats) -> None:
     open_round = _open(state)
-    for rank, seat in enumerate(fact.seats, start=len(open_round.invited)):
+    for rank, seat in enumerate(seats, start=len(open_round.invited)):
         open_round.invited[seat] = rank
         open_round.waiting[seat] = None
-    open_round.backup_calls += 1
 
 
 def _extended(state: Federation, fact: f.DeadlineExtended) -> None:
@@ -157,7 +185,10 @@ def _extended(state: Federation, fact: f.DeadlineExtended) -> None:
 
 
 def _received(state: Federation, fact: f.UpdateReceived) -> None:
-    open_round = _open(state)
+    open_round = state.round
+    if open_round is None:
+        state.passing[fact.seat] = replace(state.passing[fact.seat], update=fact.update)
+        return
     del open_round.waiting[fact.seat]
     open_round.submitted[fact.seat] = fact.update
     open_round.unchecked[fact.seat] = None
@@ -190,11 +221,13 @@ def _excluded(state: Federation, fact: f.UpdateExcluded) -> None:
 
 
 def _dropped(state: Federation, fact: f.SiteDropped) -> None:
-    open_round = _open(state)
-    if open_round.step is Step.TRAINING:
-        _fall(open_round, fact.seat, fact.failure)
-    else:  # it cannot evaluate; its update is counted all the same
+    open_round = state.round
+    if open_round is None:
+        state.lapsed[fact.seat] = state.passing.pop(fact.seat)
+    elif fact.seat in open_round.unheard:  # it cannot evaluate; its update is counted all the same
         del open_round.unheard[fact.seat]
+    else:
+        _fall(open_round, fact.seat, fact.failure)
 
 
 def _closed(state: Federation, fact: f.RoundClosed) -> None:
@@ -262,7 +295,7 @@ def _published(state: Federation, fact: f.ModelPublished) -> None:
 
 
 def _completed(state: Federation, fact: f.RoundCompleted) -> None:
-    state.round, state.ended = None, _open(state)
+    _end(state)
 
 
 def _failed(state: Federation, fact: f.RoundFailed) -> None:
@@ -272,12 +305,31 @@ def _failed(state: Federation, fact: f.RoundFailed) -> None:
     if fact.reason is f.RoundEnd.CANCELLED:  # on purpose: the cadence stands
         retry_ms = max(retry_ms, state.next_due_ms)
     state.next_due_ms = retry_ms
-    state.round, state.ended = None, open_round
+    _end(state)
+
+
+def _end(state: Federation) -> None:
+    """The round is over. Without a barrier, who was not in its sum passes on."""
+    over = _open(state)
+    state.round, state.ended = None, over
+    if not _terms(state).is_buffered:
+        return
+    is_closed = bool(over.members)  # then whoever is accepted was taken out of the buffer
+    left = [*over.waiting, *over.unchecked, *(() if is_closed else over.accepted)]
+    state.passing = {seat: over.invitation(seat) for seat in left if seat in state.roster}
 
 
 def _start_afresh(state: Federation) -> None:
-    """Forget the scores that the gate and patience compare with."""
+    """Forget the scores that the gate and patience compare with, and whom the last model or
+    plan was given to."""
     state.scores, state.best_score, state.stale_rounds = [], None, 0
+    _withdraw(state)
+
+
+def _withdraw(state: Federation) -> None:
+    """No round keeps the invitations that are passing."""
+    state.lapsed.update(state.passing)
+    state.passing = {}
 
 
 def _fall(open_round: Round, seat: Seat, why: f.Fault | f.Failure) -> None:
@@ -318,6 +370,7 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.FederationResumed: _resumed,
     f.FederationFinished: _finished,
     f.LogKeyAdopted: _log_key_adopted,
+    f.BufferingAdopted: _buffering_adopted,
     f.RoundOpened: _opened,
     f.SelectionStarted: _selection_started,
     f.SitesInvited: _invited,
@@ -340,4 +393,5 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.RoundCompleted: _completed,
     f.RoundFailed: _failed,
     f.UpdatesScreened: _screened,
+    f.InvitationsKept: _kept,
 }

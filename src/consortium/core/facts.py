@@ -186,6 +186,18 @@ class LogKeyAdopted:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class BufferingAdopted:
+    """The plan that was just adopted has no barrier: a round sums `buffer` updates, of models
+    that are at most `max_staleness` versions old, each scaled by (1 + staleness)^-a."""
+
+    KIND = 13
+    buffer: int
+    max_staleness: int
+    discount_ppm: int  # a, in parts per million
+    at_ms: int
+
+
 # ---- a round ------------------------------------------------------------------------
 
 
@@ -416,6 +428,17 @@ class UpdatesScreened:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class InvitationsKept:
+    """Of the invitations that outlived their round, these still hold in the one that opens;
+    the others are over."""
+
+    KIND = 38
+    round: int
+    seats: Seats
+    at_ms: int
+
+
 FederationFact = (
     FederationFounded
     | PlanAdopted
@@ -429,6 +452,7 @@ FederationFact = (
     | FederationResumed
     | FederationFinished
     | LogKeyAdopted
+    | BufferingAdopted
 )
 RoundFact = (
     RoundOpened
@@ -453,5 +477,6 @@ RoundFact = (
     | RoundCompleted
     | RoundFailed
     | UpdatesScreened
+    | InvitationsKept
 )
 Fact = FederationFact | RoundFact

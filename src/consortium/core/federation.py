@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from consortium.core import buffer, verdict
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
-from consortium.core import verdict
 from consortium.core.ending import Facts, fail
 from consortium.core.evolve import evolve, replay
 from consortium.core.ids import Seat, is_plain_id
@@ -93,7 +93,12 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
         )
     if state.versions and item.layout != state.layout:
         raise WrongPhaseError("the plan's task has another layout than the model")
-    return (f.PlanAdopted(item.plan, item.task, item.layout, item.terms, item.now_ms),)
+    terms, told = item.terms, item.terms.unbuffered()
+    adopted = f.PlanAdopted(item.plan, item.task, item.layout, told, item.now_ms)
+    if not terms.is_buffered:
+        return (adopted,)
+    parts = terms.buffer, terms.max_staleness, terms.discount_ppm
+    return (adopted, f.BufferingAdopted(*parts, item.now_ms))
 
 
 def _install(state: Federation, item: i.InstallModel) -> Facts:
@@ -265,7 +270,7 @@ def _opening(state: Federation, now_ms: int) -> Facts:
         now_ms + terms.duration_ms,
         now_ms,
     )
-    return (opened,)
+    return (opened, *buffer.keep(state, now_ms))
 
 
 def _cancel(state: Federation, terms: Terms, item: i.CancelRound) -> Facts:
@@ -278,9 +283,10 @@ def _cancel(state: Federation, terms: Terms, item: i.CancelRound) -> Facts:
 
 
 def _fail(state: Federation, terms: Terms, item: i.Fail) -> Facts:
-    open_round = rounds.invited_round(state, item.round, item.seat)
-    if open_round.step is Step.EVALUATING:
-        return verdict.drop_evaluator(state, terms, item)
+    asked = state.round
+    is_asked = asked is not None and asked.has_invited(item.seat, item.round)
+    if asked is not None and is_asked and item.seat in asked.unheard:
+        return verdict.drop_evaluator(asked, item)
     return rounds.drop(state, terms, item)
 
 

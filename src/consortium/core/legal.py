@@ -14,7 +14,7 @@ from typing import Any
 from consortium.core import facts as f
 from consortium.core.ids import Seat
 from consortium.core.state import Federation, Round
-from consortium.core.tables import FEDERATION, ROUND, Step
+from consortium.core.tables import FEDERATION, Step, round_moves
 from consortium.core.verdict import means
 
 _ANY_TIME = frozenset(
@@ -41,15 +41,38 @@ def why_illegal(state: Federation, fact: f.Fact) -> str | None:
     if not state.id and kind is not f.FederationFounded:
         return "the federation has not been founded"
     if kind in _ROUND_CHECKS:
-        open_round = state.round
-        if open_round is None or open_round.number != fact.round:  # type: ignore[union-attr]  # round facts have it
+        open_round, terms = state.round, state.terms
+        if isinstance(fact, _Passing) and _is_between_rounds(state, fact):
+            return None
+        if open_round is None or terms is None or not _speaks_of(open_round, fact):
             return "it speaks of a round that is not open"
-        if (open_round.step, kind) not in ROUND:
+        if (open_round.step, kind) not in round_moves(terms):
             return f"it cannot happen while the round is {open_round.step.name}"
         return None if _ROUND_CHECKS[kind](state, open_round, fact) else "it does not fit the round"
     if kind not in _ANY_TIME and (state.standing, kind) not in FEDERATION:
         return f"it cannot happen while the federation is {state.standing.name}"
     return None if _FEDERATION_CHECKS[kind](state, fact) else "it does not fit the federation"
+
+
+# What a site sends names the round that made its invitation; all else names the open one.
+_Sent = f.UpdateReceived | f.SiteDropped | f.Evaluated
+_Passing = f.UpdateReceived | f.SiteDropped
+
+
+def _speaks_of(open_round: Round, fact: Any) -> bool:
+    """Whether a round's fact is about the open round."""
+    if isinstance(fact, _Sent):
+        return open_round.number_of(fact.seat) == fact.round
+    return bool(open_round.number == fact.round)
+
+
+def _is_between_rounds(state: Federation, fact: _Passing) -> bool:
+    """Whether a site answers an invitation that has outlived its round, while none is open."""
+    made = state.passing.get(fact.seat)
+    if state.round is not None or made is None or made.update is not None:
+        return False
+    is_late = isinstance(fact, f.UpdateReceived) and fact.at_ms > made.deadline_ms
+    return made.round == fact.round and not is_late
 
 
 # ---- the federation -----------------------------------------------------------------
@@ -71,6 +94,14 @@ def _opened(state: Federation, fact: f.RoundOpened) -> bool:
     )
 
 
+def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> bool:
+    """Once a plan, and the plan's other terms allow it."""
+    terms = state.terms
+    if terms is None or terms.is_buffered or not fact.buffer:
+        return False
+    return terms.buffered(fact.buffer, fact.max_staleness, fact.discount_ppm).are_sound()
+
+
 _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFounded: lambda state, fact: not state.id and bool(fact.federation),
     f.PlanAdopted: lambda state, fact: bool(state.id) and fact.terms.are_sound(),
@@ -86,6 +117,7 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationResumed: lambda state, fact: state.is_held,
     f.FederationFinished: lambda state, fact: True,
     f.LogKeyAdopted: lambda state, fact: fact.key not in state.log_keys,
+    f.BufferingAdopted: _buffering_adopted,
     f.RoundOpened: _opened,
 }
 
@@ -94,14 +126,37 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
 
 
 def _are_invitable(state: Federation, open_round: Round, seats: tuple[Seat, ...]) -> bool:
-    return bool(seats) and all(
-        seat in state.roster and seat not in open_round.invited for seat in seats
+    return all(seat in state.roster and seat not in open_round.invited for seat in seats)
+
+
+def _invited(state: Federation, open_round: Round, fact: f.SitesInvited) -> bool:
+    """Somebody; or nobody, where others go on from the round before."""
+    is_somebody = bool(fact.seats) or bool(open_round.waiting or open_round.unchecked)
+    return is_somebody and _are_invitable(state, open_round, fact.seats) and fact.target > 0
+
+
+def _kept(state: Federation, open_round: Round, fact: f.InvitationsKept) -> bool:
+    """Invitations that are passing, not too old, and answered or not yet late."""
+    terms, passing = state.terms, state.passing
+    assert terms is not None
+    return all(
+        seat in passing
+        and open_round.version - passing[seat].version <= terms.max_staleness
+        and (passing[seat].update is not None or fact.at_ms <= passing[seat].deadline_ms)
+        for seat in fact.seats
     )
 
 
 def _dropped(state: Federation, open_round: Round, fact: f.SiteDropped) -> bool:
-    asked = open_round.waiting if open_round.step is Step.TRAINING else open_round.unheard
-    return fact.seat in asked
+    return fact.seat in open_round.unheard or (
+        fact.seat in open_round.waiting and _is_training(state, open_round)
+    )
+
+
+def _is_training(state: Federation, open_round: Round) -> bool:
+    """Without a barrier, sites train and answer in every step."""
+    is_buffered = state.terms is not None and state.terms.is_buffered
+    return is_buffered or open_round.step is Step.TRAINING
 
 
 def _excluded(state: Federation, open_round: Round, fact: f.UpdateExcluded) -> bool:
@@ -112,11 +167,13 @@ def _excluded(state: Federation, open_round: Round, fact: f.UpdateExcluded) -> b
 
 
 def _cohort_trained(state: Federation, open_round: Round, fact: f.CohortTrained) -> bool:
-    """Simulated sites that are waited for; a screen would not see them one by one."""
-    is_screened = state.terms is not None and state.terms.is_screened
+    """Simulated sites that are waited for; a screen would not see them one by one, nor would
+    each be scaled by its own staleness."""
+    terms = state.terms
     return (
         bool(fact.seats)
-        and not is_screened
+        and terms is not None
+        and not (terms.is_screened or terms.is_buffered)
         and all(
             seat in open_round.waiting and state.roster.is_simulated(seat) for seat in fact.seats
         )
@@ -162,18 +219,20 @@ def _completed(state: Federation, open_round: Round, fact: f.RoundCompleted) -> 
 
 
 _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
-    f.SelectionStarted: lambda state, open_round, fact: True,
-    f.SitesInvited: lambda state, open_round, fact: (
-        _are_invitable(state, open_round, fact.seats) and fact.target > 0
+    f.SelectionStarted: lambda state, open_round, fact: not state.passing,
+    f.SitesInvited: _invited,
+    f.BackupsInvited: lambda state, open_round, fact: (
+        bool(fact.seats) and _are_invitable(state, open_round, fact.seats)
     ),
-    f.BackupsInvited: lambda state, open_round, fact: _are_invitable(state, open_round, fact.seats),
+    f.InvitationsKept: _kept,
     f.DeadlineExtended: lambda state, open_round, fact: (
         fact.deadline_ms > open_round.deadline_ms
         and state.terms is not None
         and open_round.extensions < state.terms.max_extensions
     ),
     f.UpdateReceived: lambda state, open_round, fact: (
-        fact.seat in open_round.waiting and fact.at_ms <= open_round.deadline_ms
+        fact.seat in open_round.waiting
+        and fact.at_ms <= open_round.invitation(fact.seat).deadline_ms
     ),
     f.UpdateAccepted: lambda state, open_round, fact: fact.seat in open_round.unchecked,
     f.UpdateRejected: lambda state, open_round, fact: fact.seat in open_round.unchecked,

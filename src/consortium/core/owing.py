@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from consortium.core import duties as d
 from consortium.core import verdict
+from consortium.core.buffer import is_fresh
 from consortium.core.ids import Seat
-from consortium.core.state import Federation, Round
+from consortium.core.state import Federation, Invitation, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.errors import (
@@ -62,7 +63,7 @@ def _owe_checks(state: Federation, terms: Terms, open_round: Round) -> tuple[d.D
     if not open_round.unchecked:
         return (wake,)
     checks = tuple(
-        d.Check(open_round.number, seat, open_round.submitted[seat], open_round.base)
+        d.Check(open_round.number, seat, open_round.submitted[seat], open_round.base_of(seat))
         for seat in open_round.unchecked
     )
     return (*checks, wake, d.WakeAt(open_round.deadline_ms + terms.grace_ms + 1))
@@ -79,9 +80,10 @@ def _owe_screen(state: Federation, terms: Terms, open_round: Round) -> tuple[d.D
 
 def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:
     ranks, submitted = open_round.invited, open_round.submitted
-    updates = sorted(
-        (ranks[seat], submitted[seat]) for seat in open_round.members if seat in submitted
-    )
+    in_order = sorted(open_round.members, key=ranks.__getitem__)
+    single = [seat for seat in in_order if seat in submitted]
+    updates = [(ranks[seat], submitted[seat]) for seat in single]
+    ages = [open_round.staleness(seat) for seat in single] if terms.is_buffered else []
     partials = sorted(
         (min(ranks[seat] for seat in seats), weight, partial)
         for seats, weight, partial in open_round.partials
@@ -95,6 +97,8 @@ def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty
             open_round.server_state,
             tuple(updates),
             tuple(partials),
+            tuple(ages),
+            terms.discount_ppm,
         ),
     )
 
@@ -126,25 +130,21 @@ def _owe_release(state: Federation, terms: Terms, open_round: Round) -> tuple[d.
 
 def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
     """What the site is asked for when it comes to ask: to train, to evaluate, or nothing."""
-    open_round = state.round
-    if open_round is None or seat not in state.roster:
+    open_round, made = state.round, state.passing.get(seat)
+    if seat not in state.roster:
         return None
-    if seat in open_round.waiting and open_round.step is Step.TRAINING:
-        assert state.plan is not None and state.task is not None
-        return d.Train(
-            open_round.number,
-            seat,
-            open_round.base,
-            open_round.server_state,
-            state.plan,
-            state.task,
-            open_round.deadline_ms,
-            open_round.invited[seat] >= open_round.first_backup,
-        )
+    if made is not None and made.update is None:  # it goes on between rounds
+        return _train(state, seat, made) if is_fresh(state, made) else None
+    if open_round is None:
+        return None
+    if seat in open_round.waiting and _is_training(state, open_round):
+        is_last = open_round.invited[seat] >= open_round.first_backup
+        is_urgent = is_last and seat not in open_round.kept
+        return _train(state, seat, open_round.invitation(seat), is_urgent=is_urgent)
     if seat in open_round.unheard:
         assert open_round.model is not None
         return d.Evaluate(
-            open_round.number,
+            open_round.number_of(seat),
             seat,
             open_round.model,
             open_round.base,
@@ -152,6 +152,18 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
             open_round.evaluate_by_ms,
         )
     return None
+
+
+def _is_training(state: Federation, open_round: Round) -> bool:
+    """Without a barrier, sites train whatever the open round does just now."""
+    assert state.terms is not None
+    return open_round.step is Step.TRAINING or state.terms.is_buffered
+
+
+def _train(state: Federation, seat: Seat, made: Invitation, *, is_urgent: bool = False) -> d.Train:
+    assert state.plan is not None and state.task is not None
+    base = made.base, made.server_state
+    return d.Train(made.round, seat, *base, state.plan, state.task, made.deadline_ms, is_urgent)
 
 
 _OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {

@@ -11,12 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
+from consortium.core import buffer
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.ending import Facts, fail
 from consortium.core.ids import Seat
 from consortium.core.roster import eligible
-from consortium.core.selection import choose, choose_backups, invitation_size
+from consortium.core.selection import choice, choose_backups
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Close, Terms
@@ -60,13 +61,14 @@ def select(state: Federation, terms: Terms, open_round: Round, now_ms: int) -> F
 def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now_ms: int) -> Facts:
     if len(state.roster) < terms.wait_for:
         return ()
-    pool = eligible(state.roster, terms, now_ms)
-    if len(pool) < terms.wait_for:
+    found = choice(terms, state.roster, open_round, seed, now_ms)
+    if found.eligible < terms.wait_for:
         return ()
-    target, count = invitation_size(terms, len(pool))
-    seats = choose(terms, state.roster, pool, count, seed)
+    if terms.is_buffered and open_round.remaining + len(found.seats) < terms.quorum:
+        return ()  # some are there, but have just answered the round that they could fill
     deadline_ms = now_ms + terms.duration_ms
-    return (f.SitesInvited(open_round.number, seats, len(pool), target, deadline_ms, now_ms),)
+    sizes = found.eligible, found.target
+    return (f.SitesInvited(open_round.number, found.seats, *sizes, deadline_ms, now_ms),)
 
 
 # ---- updates ------------------------------------------------------------------------
@@ -74,27 +76,38 @@ def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now
 
 def submit(state: Federation, terms: Terms, item: i.Submit) -> Facts:
     """An update has arrived and its bytes are durable."""
+    made = buffer.outlived(state, item.round, item.seat)
+    if made is not None:
+        return buffer.submit(state, made, item)
     asked = invited_round(state, item.round, item.seat)
     held = asked.submitted.get(item.seat)
     if held == item.update:
         return ()  # the same again: the answer is on record, and stays the same
     if held is not None or item.seat in asked.fallen:
         raise AlreadySubmittedError("this site has already answered the round")
-    if asked.step is not Step.TRAINING or item.now_ms > asked.deadline_ms:
+    is_open = _takes_answers(terms, asked)
+    if not is_open or item.now_ms > asked.invitation(item.seat).deadline_ms:
         raise DeadlineExpiredError(f"round {item.round} takes no more updates")
     return (f.UpdateReceived(item.round, item.seat, item.update, item.envelope, item.now_ms),)
 
 
 def invited_round(state: Federation, number: int, seat: Seat) -> Round:
-    """The round that a site speaks of, open or just ended, if the site has a place in it."""
+    """The round that a site speaks of, open or just ended, if the site has a place in it. It
+    speaks of the round that made its invitation, which may have been an earlier one."""
     if seat not in state.roster:
         raise UnauthorizedClientError("this site is not on the roster")
-    for candidate in (state.round, state.ended):
-        if candidate is not None and candidate.number == number:
-            if seat not in candidate.invited:
-                raise UnauthorizedClientError(f"this site was not invited to round {number}")
-            return candidate
+    known = [one for one in (state.round, state.ended) if one is not None]
+    for one in known:
+        if one.has_invited(seat, number):
+            return one
+    if any(one.number == number for one in known):
+        raise UnauthorizedClientError(f"this site was not invited to round {number}")
     raise WrongRoundError(f"round {number} is not open")
+
+
+def _takes_answers(terms: Terms, asked: Round) -> bool:
+    """Without a barrier, whatever the open round does just now."""
+    return asked.step is Step.TRAINING or (terms.is_buffered and not asked.is_over)
 
 
 def check(state: Federation, terms: Terms, item: i.Checked) -> Facts:
@@ -123,8 +136,8 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
         return ()
     if open_round.step is not Step.TRAINING:
         return ()
-    if terms.is_screened:
-        raise InvalidInputError("a plan that screens takes updates one by one, no sums of many")
+    if terms.is_screened or terms.is_buffered:
+        raise InvalidInputError("this plan takes updates one by one, no sums of many")
     if item.seats and all(seat in open_round.accepted for seat in item.seats):
         return ()
     if not item.seats or not all(
@@ -149,10 +162,15 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
 
 def drop(state: Federation, terms: Terms, item: i.Fail) -> Facts:
     """A site says that it cannot train."""
+    made = buffer.outlived(state, item.round, item.seat)
+    if made is not None:
+        return buffer.drop(state, made, item)
     open_round = invited_round(state, item.round, item.seat)
-    if open_round.step is not Step.TRAINING or item.seat not in open_round.waiting:
+    if not _takes_answers(terms, open_round) or item.seat not in open_round.waiting:
         return ()  # it has answered already: what counts is the first answer
     dropped = f.SiteDropped(item.round, item.seat, item.failure, item.envelope, item.now_ms)
+    if open_round.step is not Step.TRAINING:
+        return (dropped,)
     tally = _Tally.of(open_round)
     tally = replace(tally, waiting=tally.waiting - 1)
     return (dropped, *_settle(state, terms, tally, item.now_ms, lost=True))
@@ -268,7 +286,7 @@ def _settle(
     missing = open_round.quorum - in_sight
     backups = _backups(state, terms, open_round, missing, now_ms)
     facts: list[f.Fact] = [backups] if backups else []
-    is_thin = lost and 2 * in_sight < open_round.target
+    is_thin = lost and 2 * in_sight < _goal(terms, open_round)
     if (is_thin or is_late) and open_round.extensions < terms.max_extensions:
         extended_ms = max(now_ms, open_round.deadline_ms) + terms.extension_ms
         facts.append(f.DeadlineExtended(open_round.number, extended_ms, now_ms))
@@ -284,13 +302,19 @@ def _may_close(terms: Terms, tally: _Tally) -> bool:
     if terms.close is Close.QUORUM:
         return tally.accepted >= tally.open_round.quorum
     is_answered = tally.waiting + tally.unchecked == 0
-    return is_answered or tally.accepted >= tally.open_round.target
+    return is_answered or tally.accepted >= _goal(terms, tally.open_round)
+
+
+def _goal(terms: Terms, open_round: Round) -> int:
+    """The updates with which nobody else is waited for: those that the buffer holds, or of all
+    who are to train."""
+    return terms.buffer or open_round.target
 
 
 def _is_enough(terms: Terms, tally: _Tally, count: int, now_ms: int) -> bool:
     """Given a quorum: whether to stop waiting for more."""
     open_round = tally.open_round
-    if terms.close is Close.QUORUM or count >= open_round.target:
+    if terms.close is Close.QUORUM or count >= _goal(terms, open_round):
         return True
     if tally.waiting + tally.unchecked == 0:
         return True

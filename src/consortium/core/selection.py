@@ -7,10 +7,12 @@ every machine and in every version of Python, which `random.Random` does not pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 
 from consortium.core.ids import Seat, Seats
-from consortium.core.roster import Roster
+from consortium.core.roster import Roster, eligible
+from consortium.core.state import Round
 from consortium.core.terms import PPM, Selection, Terms
 
 _CONTEXT = b"consortium/selection/v1\0"
@@ -18,9 +20,31 @@ _WORD_BYTES = 8
 _WORDS = 1 << 64
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whom to invite, of how many eligible, and how many are to train at a time."""
+
+    seats: Seats
+    eligible: int
+    target: int
+
+
+def choice(terms: Terms, roster: Roster, open_round: Round, seed: bytes, now_ms: int) -> Choice:
+    """The invitations of a round. Without a barrier they make up for those who have answered
+    since the last: who is training still, or is in the buffer, is not asked again."""
+    pool = eligible(roster, terms, now_ms)
+    target, count = invitation_size(terms, len(pool))
+    if terms.is_buffered:
+        count = max(0, target - len(open_round.waiting))
+        free = [seat for seat in pool if seat not in open_round.invited]
+        return Choice(choose(terms, roster, free, count, seed), len(pool), target)
+    return Choice(choose(terms, roster, pool, count, seed), len(pool), target)
+
+
 def invitation_size(terms: Terms, eligible: int) -> tuple[int, int]:
     """(target, how many to invite) when `eligible` sites are there."""
-    target = terms.target or max(terms.quorum, _ceil_ppm(eligible, terms.fraction_ppm))
+    least = max(terms.quorum, terms.buffer)
+    target = terms.target or max(least, _ceil_ppm(eligible, terms.fraction_ppm))
     target = min(target, eligible)
     return target, min(eligible, _ceil_ppm(target, terms.overselect_ppm))
 

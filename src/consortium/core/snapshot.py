@@ -15,9 +15,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from consortium.core.codec import Coder, coder_of
 from consortium.core.roster import Member, Roster
 from consortium.core.state import Federation, Round, Sums, Version
+from consortium.core.terms import Terms
 from consortium.errors import CodecError
 
-_STATE = (Federation, Roster, Member, Round, Sums, Version)
+_STATE = (Federation, Roster, Member, Round, Sums, Version, Terms)
 _CHECKSUM_BYTES = 32
 
 
@@ -84,11 +85,10 @@ def _record(cls: type[Any]) -> Coder:
             put_part(out, getattr(value, name))
 
     def take(record: bytes, at: int) -> tuple[Any, int]:
-        values = []
-        for _, _, take_part in parts:
-            value, at = take_part(record, at)
-            values.append(value)
-        return cls(*values), at
+        values = {}
+        for name, _, take_part in parts:
+            values[name], at = take_part(record, at)
+        return cls(**values), at
 
     return put, take
 

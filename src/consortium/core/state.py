@@ -7,7 +7,7 @@ that never saw the answer can ask again and get the same one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from consortium.core.facts import Evaluated, Failure, Fault, Finish, Judged, RoundEnd
 from consortium.core.ids import Digest, Seat, Seats
@@ -24,6 +24,19 @@ class Sums:
     samples: int
     candidate: tuple[float, ...]
     base: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What one seat was asked to train, and its answer if that is in. Where there is no barrier,
+    it outlives the round that made it."""
+
+    round: int  # that made it: the site knows the invitation by this number
+    version: int
+    base: Digest
+    server_state: Digest | None
+    deadline_ms: int
+    update: Digest | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +75,35 @@ class Round:
     cohort_evaluations: list[Sums] = field(default_factory=list)
     judged: Judged | None = None
     reason: RoundEnd | None = None
+    kept: dict[Seat, Invitation] = field(default_factory=dict)  # that an earlier round made
+
+    def invitation(self, seat: Seat) -> Invitation:
+        """What an invited seat was asked for, and what it sent."""
+        update = self.submitted.get(seat)
+        made = self.kept.get(seat)
+        if made is not None:
+            return replace(made, update=update)
+        ground = self.version, self.base, self.server_state
+        return Invitation(self.number, *ground, self.deadline_ms, update)
+
+    def base_of(self, seat: Seat) -> Digest:
+        """The model that the seat trains from."""
+        made = self.kept.get(seat)
+        return self.base if made is None else made.base
+
+    def staleness(self, seat: Seat) -> int:
+        """How many versions that model is older than the round's own."""
+        made = self.kept.get(seat)
+        return 0 if made is None else self.version - made.version
+
+    def has_invited(self, seat: Seat, number: int) -> bool:
+        """Whether the seat takes part by its invitation of round `number`."""
+        return seat in self.invited and self.number_of(seat) == number
+
+    def number_of(self, seat: Seat) -> int:
+        """The round that made the seat's invitation: what its site calls this round."""
+        made = self.kept.get(seat)
+        return self.number if made is None else made.round
 
     @property
     def is_over(self) -> bool:
@@ -122,6 +164,7 @@ _CONTAINERS = (
     "unheard",
     "evaluations",
     "cohort_evaluations",
+    "kept",
 )
 
 
@@ -157,6 +200,10 @@ class Federation:
     stale_rounds: int = 0  # judged rounds since the best score
     finished: Finish | None = None
     log_keys: list[bytes] = field(default_factory=list)  # oldest first; the last one signs
+    # Without a barrier. Between rounds: invitations that the next round may keep.
+    passing: dict[Seat, Invitation] = field(default_factory=dict)
+    # The newest of a seat that no round kept: for a site that answers it after all.
+    lapsed: dict[Seat, Invitation] = field(default_factory=dict)
 
     def clone(self) -> Federation:
         """A copy that shares nothing mutable."""
@@ -175,4 +222,5 @@ class Federation:
         copy.stale_rounds = self.stale_rounds
         copy.finished = self.finished
         copy.log_keys = self.log_keys.copy()
+        copy.passing, copy.lapsed = self.passing.copy(), self.lapsed.copy()
         return copy

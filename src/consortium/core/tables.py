@@ -14,6 +14,7 @@ from consortium.core import site_facts as site
 from consortium.core.facts import (
     Aggregated,
     BackupsInvited,
+    BufferingAdopted,
     CohortEvaluated,
     CohortTrained,
     DeadlineExtended,
@@ -21,6 +22,7 @@ from consortium.core.facts import (
     EvaluationClosed,
     FederationFinished,
     FederationFounded,
+    InvitationsKept,
     Judged,
     MemberRemoved,
     ModelInstalled,
@@ -40,6 +42,7 @@ from consortium.core.facts import (
     UpdateRejected,
     UpdatesScreened,
 )
+from consortium.core.terms import Terms
 
 
 class Phase(Enum):
@@ -139,12 +142,34 @@ ROUND: Moves = {
 # A round whose plan screens takes one step more between its closing and its sum.
 SCREENED_ROUND: Moves = {**ROUND, (Step.TRAINING, RoundClosed): Step.SCREENING}
 
+# Without a barrier, sites answer whenever they are done, whatever the open round does just now.
+BUFFERED_ROUND: Moves = {
+    **ROUND,
+    (Step.INITIALIZED, InvitationsKept): Step.INITIALIZED,
+    **{
+        (step, kind): step
+        for step in Step
+        if step.phase not in (Phase.COMPLETED, Phase.FAILED)
+        for kind in (UpdateReceived, SiteDropped)
+    },
+}
+
+
+def round_moves(terms: Terms) -> Moves:
+    """The machine of a round under these terms."""
+    if terms.is_buffered:
+        return BUFFERED_ROUND
+    return SCREENED_ROUND if terms.is_screened else ROUND
+
+
 FEDERATION: Moves = {
     (Standing.FOUNDED, FederationFounded): Standing.FOUNDED,
     (Standing.FOUNDED, PlanAdopted): Standing.PLANNED,
     (Standing.PLANNED, PlanAdopted): Standing.PLANNED,
+    (Standing.PLANNED, BufferingAdopted): Standing.PLANNED,
     (Standing.PLANNED, ModelInstalled): Standing.READY,
     (Standing.READY, PlanAdopted): Standing.READY,
+    (Standing.READY, BufferingAdopted): Standing.READY,
     (Standing.READY, ModelInstalled): Standing.READY,
     (Standing.READY, RolledBack): Standing.READY,
     (Standing.READY, RoundOpened): Standing.RUNNING,

@@ -7,7 +7,7 @@ per million: exact, and the same on every machine. Times are milliseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 PPM = 1_000_000
@@ -20,6 +20,11 @@ DAY_MS = 24 * HOUR_MS
 LOSS = "loss"
 
 ReportValue = bool | int | float | str
+
+# On a field of a record: it came later, and a fact of its own tells it. The fields of a kind
+# of fact never change, so the record itself is written without it.
+TOLD_APART = "told apart"
+_APART = {TOLD_APART: True}
 
 
 class Selection(IntEnum):
@@ -99,10 +104,27 @@ class Terms:
     patience: int = 0  # 0: never stop for lack of improvement
     min_delta: float = 0.0
     is_screened: bool = False  # updates that stand out among the others are not summed
+    # `BufferingAdopted` tells these three.
+    buffer: int = field(default=0, metadata=_APART)  # updates a round sums; 0: synchronous
+    max_staleness: int = field(default=0, metadata=_APART)  # versions
+    discount_ppm: int = field(default=0, metadata=_APART)  # a in (1 + staleness)^-a
 
     @property
     def has_evaluation(self) -> bool:
         return bool(self.judged_by)
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether there is no barrier: an invitation outlives its round."""
+        return self.buffer > 0
+
+    def buffered(self, buffer: int, max_staleness: int, discount_ppm: int) -> Terms:
+        """These terms with what `BufferingAdopted` tells."""
+        return replace(self, buffer=buffer, max_staleness=max_staleness, discount_ppm=discount_ppm)
+
+    def unbuffered(self) -> Terms:
+        """The part of the terms that `PlanAdopted` tells."""
+        return self.buffered(0, 0, 0)
 
     def are_sound(self) -> bool:
         """Whether the core can work with these terms: what they name is there."""
@@ -110,7 +132,17 @@ class Terms:
         wanted = {self.judged_by} if self.judged_by else set()
         if self.stop_below is not None:
             wanted.add(LOSS)
-        return wanted <= names and 0 < self.quorum <= self.wait_for and self.gate_window > 0
+        is_possible = 0 < self.quorum <= self.wait_for and self.gate_window > 0
+        return wanted <= names and is_possible and self._can_buffer()
+
+    def _can_buffer(self) -> bool:
+        """A buffer fills from those who train at a time, holds a quorum, and alone says when a
+        round closes; its updates are of several models, so none stands out among the others."""
+        if not self.is_buffered:
+            return not (self.max_staleness or self.discount_ppm)
+        most = self.target or self.buffer
+        is_alone = self.close is Close.ALL_OR_DEADLINE and self.overselect_ppm == PPM
+        return self.quorum <= self.buffer <= most and is_alone and not self.is_screened
 
     def metric_index(self, name: str) -> int:
         """Where `name` stands in the tuples of sums that members report."""

@@ -140,11 +140,8 @@ def score_cohort(state: Federation, terms: Terms, item: i.ScoredCohort) -> Facts
     return (evaluated, *_close_evaluation(open_round, item.now_ms, heard=count, answered=count))
 
 
-def drop_evaluator(state: Federation, terms: Terms, item: i.Fail) -> Facts:
-    """A member cannot evaluate; its update is counted all the same."""
-    open_round = at_step(state, item.round, Step.EVALUATING)
-    if open_round is None or item.seat not in open_round.unheard:
-        return ()
+def drop_evaluator(open_round: Round, item: i.Fail) -> Facts:
+    """A member that is asked for it cannot evaluate; its update is counted all the same."""
     dropped = f.SiteDropped(item.round, item.seat, item.failure, item.envelope, item.now_ms)
     return (dropped, *_close_evaluation(open_round, item.now_ms, answered=1))
 

@@ -7,13 +7,14 @@ added to its block's sum as soon as it is there, so memory does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from consortium.aggregate.block import BLOCK, BlockSum
+from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
@@ -44,6 +45,15 @@ class _Running:
     results: Generator[Contribution, None, None]
     block: BlockSum = field(default_factory=BlockSum)
     summed: list[Seat] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a site was asked to train: as much of a `Train` as its answer needs."""
+
+    round: int
+    seat: Seat
+    base: Digest
 
 
 class Cohort:
@@ -95,22 +105,50 @@ class Cohort:
             seat = running.seats.pop(0)
             result = next(running.results)
             self._progress(open_round, "train", len(open_round.invited))
-            failure = result.failure
-            if failure is None and not np.isfinite(result.row).all():
-                failure = Failure.TRAINING
-            if failure is not None:
-                return i.Fail(open_round.number, seat, failure, None, now_ms)
-            if result.state is not None:
-                self._states.keep(seat, open_round.number, result.state)
-            rows = self._sent(result)
+            duty = _Begun(open_round.number, seat, open_round.base)
             if not state.roster.is_simulated(seat):
-                return self._single_answer(open_round, seat, rows, now_ms)
+                return self.told(duty, result, now_ms)
+            rows = self._made(duty, result, now_ms)
+            if isinstance(rows, i.Fail):
+                return rows
             running.block.add(open_round.invited[seat], rows.values[0], float(rows.weights[0]))
             running.summed.append(seat)
             if len(running.summed) == wanted:  # one by one, the round would close here too
                 break
         self._stop()
         return self._block_answer(open_round, running, now_ms)
+
+    def train(self, duty: d.Train, seats: Sequence[Seat]) -> Generator[Contribution, None, None]:
+        """What these seats train by an invitation like this one."""
+        variate = self._hands.variate(duty.server_state)
+        work = Training(duty.round, self._vector(duty.base), variate, self._states.current)
+        return self._engine.train(tuple(seats), work)
+
+    def told(self, duty: d.Train | _Begun, result: Contribution, now_ms: int) -> i.Submit | i.Fail:
+        """What a site says that has trained: the update, which is stored, or why there is none."""
+        rows = self._made(duty, result, now_ms)
+        if isinstance(rows, i.Fail):
+            return rows
+        update = Update(rows.values[0], float(rows.weights[0]), duty.base)
+        digest = self._hands.blobs.put(save_update(update, self._hands.form))
+        return i.Submit(duty.round, duty.seat, digest, None, now_ms)
+
+    def lost(self, duty: d.Train, now_ms: int) -> i.Fail | None:
+        """What a site says that is to fall out of this round."""
+        if self._drops is None or not self._drops(duty.round, self._name(duty.seat)):
+            return None
+        return i.Fail(duty.round, duty.seat, Failure.RESOURCES, None, now_ms)
+
+    def _made(self, duty: d.Train | _Begun, result: Contribution, now_ms: int) -> Rows | i.Fail:
+        """What leaves a site, once what stays is kept; or why nothing does."""
+        failure = result.failure
+        if failure is None and not np.isfinite(result.row).all():
+            failure = Failure.TRAINING
+        if failure is not None:
+            return i.Fail(duty.round, duty.seat, failure, None, now_ms)
+        if result.state is not None:
+            self._states.keep(duty.seat, duty.round, result.state)
+        return self._sent(result)
 
     def _first_to_fall_out(self, open_round: Round) -> Seat | None:
         """A waiting site that will not answer in this block of invitations, if there is one."""
@@ -179,11 +217,6 @@ class Cohort:
         members = tuple(sorted(running.summed))
         return i.TrainedCohort(open_round.number, members, partial.weight, digest, now_ms)
 
-    def _single_answer(self, open_round: Round, seat: Seat, rows: Rows, now_ms: int) -> i.Submit:
-        update = Update(rows.values[0], float(rows.weights[0]), open_round.base)
-        digest = self._hands.blobs.put(save_update(update, self._hands.form))
-        return i.Submit(open_round.number, seat, digest, None, now_ms)
-
     # ---- evaluation -----------------------------------------------------------------
 
     def _evaluate(self, state: Federation, open_round: Round, now_ms: int) -> i.Input:
@@ -195,14 +228,15 @@ class Cohort:
         made_in = state.versions[open_round.version].round
         candidate = Measured(model, self._vector(model), number)
         before = Measured(base, self._vector(base), made_in)
-        self._panel.measure(number, candidate, before, unheard)
+        begun = {seat: open_round.number_of(seat) for seat in unheard}
+        self._panel.measure(number, candidate, before, begun)
         seats = unheard if state.roster.is_simulated(unheard[0]) else unheard[:1]
         candidates = self._panel.scores(model, seats)
         samples = sum(records for _, records in candidates)
         sums = totals(candidates), totals(self._panel.scores(base, seats))
         if state.roster.is_simulated(seats[0]):
             return i.ScoredCohort(number, tuple(sorted(seats)), model, samples, *sums, now_ms)
-        return i.Score(number, seats[0], model, samples, *sums, None, now_ms)
+        return i.Score(begun[seats[0]], seats[0], model, samples, *sums, None, now_ms)
 
     def _vector(self, model: Digest) -> Vector:
         if model not in self._vectors:

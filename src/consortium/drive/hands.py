@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consortium.aggregate.staleness import discount
 from consortium.checks import Expected, Findings, check_update
 from consortium.core import duties as d
 from consortium.core import inputs as i
@@ -14,7 +15,7 @@ from consortium.core.facts import Fault, RoundEnd
 from consortium.core.ids import Digest, Seat
 from consortium.drive.clock import Clock
 from consortium.drive.combine import Combination, server_state_of
-from consortium.drive.rows import open_rows
+from consortium.drive.rows import discounted, open_rows
 from consortium.errors import (
     CorruptBlobError,
     InternalError,
@@ -105,6 +106,9 @@ class CoordinatorHands:
         combination = Combination(self.strategy, self.layout, share)
         try:
             rows = open_rows(self.blobs, self.form, duty.updates, duty.partials)
+            if duty.staleness:
+                ages, exponent_ppm = duty.staleness, duty.discount_ppm
+                rows = discounted(rows, [discount(age, exponent_ppm) for age in ages])
             state = server_state_of(self.strategy, self.layout, self.blobs, duty.server_state)
             self.blobs.check(duty.base)
             base = open_model(self.blobs, self.layout, duty.base)

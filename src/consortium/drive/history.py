@@ -33,6 +33,8 @@ class RoundRecord:
     worst: dict[str, tuple[str, float]] = field(default_factory=dict)  # (site, its mean)
     model: str = ""
     ended_ms: int = 0
+    kept: int = 0  # invitations of earlier rounds that still held, where there is no barrier
+    passed_on: int = 0  # invited, not counted, and free to answer in the next round
 
 
 class History:
@@ -43,16 +45,21 @@ class History:
         self.rounds: list[RoundRecord] = []
         self.finished: str = ""
         self._terms: Terms | None = None
+        self._is_buffered = False
 
     def add(self, fact: f.Fact) -> RoundRecord | None:
         """Record one fact; the round's record when this fact ended it."""
         match fact:
             case f.PlanAdopted():
-                self._terms = fact.terms
+                self._terms, self._is_buffered = fact.terms, False
             case f.FederationFinished():
                 self.finished = fact.reason.name.lower()
             case f.RoundOpened():
                 self.rounds.append(RoundRecord(fact.round, fact.version, fact.at_ms))
+            case f.InvitationsKept():
+                self.rounds[-1].kept += len(fact.seats)
+            case f.BufferingAdopted():
+                self._is_buffered = True
             case f.SitesInvited():
                 self.rounds[-1].invited += len(fact.seats)
             case f.BackupsInvited():
@@ -96,8 +103,9 @@ class History:
     def _end(self, outcome: str, reason: str, at_ms: int) -> RoundRecord:
         record = self.rounds[-1]
         record.outcome, record.reason, record.ended_ms = outcome, reason, at_ms
-        asked = record.invited + record.backups
-        record.silent = asked - record.counted - record.dropped - record.rejected
+        asked = record.invited + record.backups + record.kept
+        left = asked - record.counted - record.dropped - record.rejected
+        record.silent, record.passed_on = (0, max(0, left)) if self._is_buffered else (left, 0)
         return record
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from consortium.core.ids import Digest, Seat
@@ -36,14 +36,17 @@ class Panel:
         self._known: dict[Digest, _Known] = {}
         self._done: tuple[int, Digest] | None = None
 
-    def measure(self, number: int, candidate: Measured, base: Measured, seats: Seats) -> None:
-        """Make sure that both models' scores are known for these seats in this round."""
+    def measure(
+        self, number: int, candidate: Measured, base: Measured, seats: Mapping[Seat, int]
+    ) -> None:
+        """Make sure that both models' scores are known for these seats in this round. Each seat
+        comes with the round that it was asked in to train what is in the candidate."""
         if self._done == (number, candidate.name):
             return
         self._known = {model.name: self._known.get(model.name, {}) for model in (candidate, base)}
 
         def after(seat: Seat) -> bytes | None:
-            made = self._states.pending(seat, number)
+            made = self._states.pending(seat, seats[seat])
             return self._states.current(seat) if made is None else made
 
         def before(seat: Seat) -> bytes | None:
@@ -51,8 +54,8 @@ class Panel:
             held = self._states.current(seat)
             return after(seat) if held is None else held
 
-        self._try(candidate, after, seats)
-        self._try(base, before, seats)
+        self._try(candidate, after, list(seats))
+        self._try(base, before, list(seats))
         self._done = number, candidate.name
 
     def _try(self, model: Measured, kept: States, seats: Seats) -> None:

@@ -11,6 +11,7 @@ from consortium.core import inputs as i
 from consortium.core.federation import owed
 from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation
+from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
 from consortium.drive.hands import CoordinatorHands
 from consortium.errors import ConsortiumError
@@ -28,6 +29,7 @@ class Redo:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
         self._hands: CoordinatorHands | None = None
+        self._terms: Terms | None = None  # the plan's
         # What the screen of the open round finds, and the log has not said yet.
         self._strange: dict[Seat, f.Fault] | None = None
 
@@ -37,6 +39,8 @@ class Redo:
             match fact:
                 case f.PlanAdopted():
                     return self._adopt(fact)
+                case f.RoundOpened():
+                    return self._open(state)
                 case f.ModelInstalled() | f.ModelPublished():
                     check_model(self._blobs, self._present_hands().layout, fact.model)
                 case f.UpdateAccepted() | f.UpdateRejected():
@@ -63,9 +67,14 @@ class Redo:
         self._hands = CoordinatorHands(
             layout, plan.strategy, _Forgetful(self._blobs), ManualClock(), lambda _: b""
         )
-        if plan.terms(fact.terms.metrics) != fact.terms:
+        self._terms = plan.terms(fact.terms.metrics)
+        if self._terms.unbuffered() != fact.terms:
             return "its terms are not those of the plan that it names"
         return None
+
+    def _open(self, state: Federation) -> str | None:
+        """What is told apart from the adoption, such as a buffer, is known by now."""
+        return None if state.terms == self._terms else "the terms in force are not the plan's"
 
     def _present_hands(self) -> CoordinatorHands:
         assert self._hands is not None, "a legal log adopts a plan before it has a model"
@@ -74,7 +83,7 @@ class Redo:
     def _check(self, state: Federation, fact: f.UpdateAccepted | f.UpdateRejected) -> str | None:
         hands, open_round = self._present_hands(), state.round
         assert open_round is not None
-        expected = hands.expected(open_round.base)
+        expected = hands.expected(open_round.base_of(fact.seat))
         update = open_round.submitted[fact.seat]
         self._blobs.check(update)
         found = check_update(self._blobs, update, expected)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from consortium.core import facts as f
 from consortium.core.codec import decode
 from consortium.core.ids import Digest, Seat
+from consortium.drive.fate import Fate, fate
 from consortium.store.ports import Log
 
 
@@ -23,6 +24,8 @@ class RoundIndex:
         self._log, self._stream = log, stream
         self._lock = threading.Lock()
         self._starts: dict[int, int] = {}
+        self._buffered: set[int] = set()  # rounds without a barrier
+        self._is_buffered = False  # by the plan that was read last
         self._seen = 0
 
     def facts_of(self, number: int) -> Iterator[tuple[int, f.Fact]]:
@@ -36,22 +39,40 @@ class RoundIndex:
             yield at, decode(record)
 
     def is_counted(self, number: int, seat: Seat) -> bool | None:
-        """Whether round `number` published a model with this seat's update in it; None while
-        the round is not over."""
+        """Whether a model was published that has what this seat sent by its invitation of round
+        `number`; None while that is not over."""
+        found = self._fate(number, seat)
+        if found is not None:
+            return found.is_published if found.is_over else None
         return is_counted((fact for _, fact in self.facts_of(number)), seat)
 
     def was_summed(self, number: int, seat: Seat) -> bool:
         """Whether this seat's update is in the sum of a completed round, whatever became of
         its candidate."""
+        found = self._fate(number, seat)
+        if found is not None:
+            return found.is_summed
         end = _end_of(fact for _, fact in self.facts_of(number))
         return end is not None and end.is_completed and seat in end.members
 
     def received_at(self, number: int, seat: Seat) -> int | None:
         """Where the log says that this seat's update was received."""
+        found = self._fate(number, seat)
+        if found is not None:
+            return found.received_at
         for at, fact in self.facts_of(number):
             if isinstance(fact, f.UpdateReceived) and fact.seat == seat:
                 return at
         return None
+
+    def _fate(self, number: int, seat: Seat) -> Fate | None:
+        """What became of an invitation that may outlive its round; None where there is a
+        barrier, and for a round that never was."""
+        start = self._start(number)
+        if start is None or number not in self._buffered:
+            return None
+        records = enumerate(self._log.read(self._stream, start), start=start)
+        return fate(((at, decode(record)) for at, record in records), number, seat)
 
     def update_at(self, position: int) -> Digest:
         """The update that the fact at `position` says was received."""
@@ -69,7 +90,12 @@ class RoundIndex:
     def _read_on(self) -> None:
         for record in self._log.read(self._stream, self._seen):
             if record[0] == f.RoundOpened.KIND:
-                self._starts[decode(record).round] = self._seen
+                number = decode(record).round
+                self._starts[number] = self._seen
+                if self._is_buffered:
+                    self._buffered.add(number)
+            elif record[0] in (f.PlanAdopted.KIND, f.BufferingAdopted.KIND):
+                self._is_buffered = record[0] == f.BufferingAdopted.KIND
             self._seen += 1
 
 

@@ -8,10 +8,12 @@ number of sites nor on their size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from consortium.aggregate.columns import Source, in_turn
+from consortium.aggregate.staleness import Scaled
 from consortium.core.ids import Digest
 from consortium.model import Form, load_update
 from consortium.store.ports import Blobs
@@ -39,6 +41,14 @@ def open_rows(
         one = _source(blobs, summed, rank, digest, is_small)
         sources.append(Source(rank, one.values, weight, is_sum=True))
     return sorted(sources, key=lambda source: source.rank)
+
+
+def discounted(rows: list[Source], factors: Sequence[float]) -> list[Source]:
+    """Single rows in the order of ranks, each scaled by its factor."""
+    return [
+        row if factor == 1.0 else replace(row, values=Scaled(row.values, factor))
+        for row, factor in zip(rows, factors, strict=True)
+    ]
 
 
 def _source(blobs: Blobs, form: Form, rank: int, digest: Digest, is_small: bool) -> Source:

@@ -78,6 +78,7 @@ def summary(run: Run) -> dict[str, object]:
     rounds = run.history.rounds
     measured = [record for record in rounds if record.metrics]
     accepted = [record for record in measured if record.outcome == "accepted"]
+    lasted = {"simulated_ms": rounds[-1].ended_ms} if rounds and run.plan.takes_time else {}
     return {
         "name": run.plan.federation.name,
         "seed": run.seed,
@@ -89,6 +90,7 @@ def summary(run: Run) -> dict[str, object]:
         "plan": run.plan.digest.hex(),
         "metrics": _of_the_model(measured[-1]) if measured else {},
         "worst": accepted[-1].worst if accepted else {},
+        **lasted,
     }
 
 

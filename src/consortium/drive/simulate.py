@@ -30,6 +30,7 @@ from consortium.drive.engine import Engine, LoopEngine, SimulatedSite, begin, si
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.history import History, RoundRecord, worst_of
 from consortium.drive.local import LocalWork, refuse_unfollowed
+from consortium.drive.paced import PacedCohort
 from consortium.drive.rng import seed_bytes
 from consortium.drive.states import FileStates, MemoryStates, SiteStates
 from consortium.drive.workers import WorkerEngine, can_fork, default_workers
@@ -48,6 +49,7 @@ from consortium.tasks import Task
 
 _CHECKED_SITES = 64
 _MANY_SITES = 100
+_SHOWN = 10  # names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,12 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: in
             "the plan chooses sites by what they report, and these sites report nothing",
             hint='from Python: SimulatedSite("a", data, report=(("memory_gb", 32),))',
         )
+    strangers = sorted(set(plan.simulation.pace) - {site.name for site in sites})
+    if strangers:
+        raise ImpossiblePlanError(
+            f"[simulation] has the pace of `{strangers[0]}`, and there is no such site",
+            hint=f"the sites are: {', '.join(site.name for site in sites[:_SHOWN])}",
+        )
     if len(sites) < plan.federation.quorum:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
@@ -186,9 +194,14 @@ class _Simulation:
             options.drops,
             options.on_work,
         )
+        self._paced = PacedCohort(self._cohort, self._takes_ms) if plan.takes_time else None
+        self._unneeded: set[Digest] = set()  # blobs to drop, once nobody trains from them
 
     def close(self) -> None:
         self._cohort.close()
+
+    def _takes_ms(self, seat: Seat) -> int:
+        return self._plan.simulation.takes_ms(self._sites[seat - 1].name)
 
     def _open(self, directory: DataDirectory | None) -> None:
         """In memory, or on a directory: there an interrupted run goes on where it was."""
@@ -213,7 +226,7 @@ class _Simulation:
         state = self._driver.state
         while state.finished is None:
             facts = self._driver.work(self._hands)
-            answer = None if facts else self._cohort.answer(state, self._clock.now_ms())
+            answer = None if facts else self._answer()
             if answer is not None:
                 facts = self._driver.feed(answer)
             self._note(facts)
@@ -236,6 +249,11 @@ class _Simulation:
             sites=tuple(self._sites),
             states=self._states,
         )
+
+    def _answer(self) -> i.Input | None:
+        """The next thing that a site says now."""
+        sites = self._cohort if self._paced is None else self._paced
+        return sites.answer(self._driver.state, self._clock.now_ms())
 
     def _set_up(self) -> None:
         """Idempotent: what an interrupted run has done already makes no facts."""
@@ -263,6 +281,7 @@ class _Simulation:
         roster = self._driver.state.roster
         is_single = (
             self._options.record
+            or self._plan.takes_time
             or self._plan.strategy.needs_rows
             or any(site.report for site in self._sites)
         )
@@ -322,9 +341,16 @@ class _Simulation:
     def _settle(self) -> None:
         """What sites kept in the round that ended counts if its candidate was published."""
         over, state = self._driver.state.ended, self._driver.state
-        if over is not None:
-            is_published = state.versions[state.current].round == over.number
-            self._states.settle(over.number, over.members if is_published else ())
+        if over is None:
+            return
+        is_published = state.versions[state.current].round == over.number
+        members = over.members if is_published else ()
+        if not self._terms.is_buffered:
+            self._states.settle(over.number, members)
+            return
+        for seat in over.invited:
+            if seat not in state.passing:
+                self._states.settle(over.number_of(seat), members, (seat,))
 
     def _forget(self) -> None:
         """In memory, what a round leaves behind is dropped: memory follows the cohort and not
@@ -332,16 +358,23 @@ class _Simulation:
         over, state = self._driver.state.ended, self._driver.state
         if self._coordinator is not None or over is None:
             return
-        for digest in (*over.submitted.values(), *(part[2] for part in over.partials)):
-            self._blobs.drop(digest)
         present = state.versions[state.current]
-        for old in (over.base, over.model, over.server_state, over.model_state):
-            if old is not None and old not in (present.model, present.server_state):
-                self._blobs.drop(old)
+        needed = {present.model, present.server_state}
+        for made in state.passing.values():
+            needed |= {made.base, made.server_state, made.update}
+        models = (over.base, over.model, over.server_state, over.model_state)
+        self._unneeded |= {*over.submitted.values(), *(part[2] for part in over.partials)}
+        self._unneeded |= {model for model in models if model is not None}
+        for digest in sorted(self._unneeded - needed):
+            self._blobs.drop(digest)
+        self._unneeded &= needed
 
     def _wait(self) -> None:
         """Nothing can happen now: jump to the next time that something is due."""
-        wake_ms = self._driver.wakes_at_ms()
+        now_ms, wake_ms = self._clock.now_ms(), self._driver.wakes_at_ms()
+        done_ms = None if self._paced is None else self._paced.next_ms(now_ms)
+        if done_ms is not None and (wake_ms is None or done_ms < wake_ms):
+            wake_ms = done_ms
         if wake_ms is None:
             raise InsufficientParticipantsError("no round can open, now or later")
         self._clock.advance_to(wake_ms)

@@ -34,9 +34,12 @@ class SiteStates(Protocol):
         """Keep what training in round `number` made, before its update is known to anybody."""
         ...
 
-    def settle(self, number: int, members: Collection[Seat]) -> None:
+    def settle(
+        self, number: int, members: Collection[Seat], seats: Collection[Seat] | None = None
+    ) -> None:
         """Round `number` is over. `members` are those whose updates are in the model that it
-        published; nobody, when it published none. May be called twice."""
+        published; nobody, when it published none. May be called twice. With `seats`, it is over
+        for these alone: without a barrier, others go on."""
         ...
 
 
@@ -57,8 +60,12 @@ class MemoryStates:
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
         self._pending[seat] = number, state
 
-    def settle(self, number: int, members: Collection[Seat]) -> None:
+    def settle(
+        self, number: int, members: Collection[Seat], seats: Collection[Seat] | None = None
+    ) -> None:
         for seat, (made_in, state) in list(self._pending.items()):
+            if seats is not None and seat not in seats:
+                continue
             if made_in == number and seat in members:
                 self._current[seat] = state
             if made_in <= number:
@@ -82,9 +89,14 @@ class FileStates:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_durably(self._path(seat, str(number)), state)
 
-    def settle(self, number: int, members: Collection[Seat]) -> None:
+    def settle(
+        self, number: int, members: Collection[Seat], seats: Collection[Seat] | None = None
+    ) -> None:
         for path, made_in in self._made():
-            if made_in == number and Seat(int(path.parent.name)) in members:
+            seat = Seat(int(path.parent.name))
+            if seats is not None and seat not in seats:
+                continue
+            if made_in == number and seat in members:
                 path.rename(path.with_name(_CURRENT + _SUFFIX))
                 sync_folder(path.parent)
             elif made_in <= number:

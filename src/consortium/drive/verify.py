@@ -21,7 +21,7 @@ from consortium.core.evolve import evolve
 from consortium.core.ids import Digest
 from consortium.core.legal import why_illegal
 from consortium.core.roster import eligible
-from consortium.core.selection import choose, choose_backups, invitation_size
+from consortium.core.selection import Choice, choice, choose_backups
 from consortium.core.state import Federation
 from consortium.drive.coordinate import checkpoints_of, newest_note
 from consortium.drive.directory import SIGNER_NAME
@@ -331,7 +331,5 @@ def _are_backups_by_seed(state: Federation, fact: f.BackupsInvited) -> bool:
 def _is_chosen_by_seed(state: Federation, fact: f.SitesInvited) -> bool:
     terms, open_round = state.terms, state.round
     assert terms is not None and open_round is not None
-    pool = eligible(state.roster, terms, fact.at_ms)
-    target, count = invitation_size(terms, len(pool))
-    seats = choose(terms, state.roster, pool, count, open_round.seed)
-    return (seats, target, len(pool)) == (fact.seats, fact.target, fact.eligible)
+    found = choice(terms, state.roster, open_round, open_round.seed, fact.at_ms)
+    return found == Choice(fact.seats, fact.eligible, fact.target)

@@ -9,6 +9,7 @@
     │   └── ImpossiblePlanError  UnsupportedPlanError  PlanFileError
     ├── TaskError                  the user's task
     │   ├── TaskEntryError  BundleError  LayoutError  TaskResultError  MissingExtraError
+    │   ├── ResourceLimitError
     │   └── SiteDataError          a site's records
     │       ├── LabelError  NotANumberError  MissingValuesError  SchemaError
     │       └── TooFewRecordsError  QualityError  DownloadError  ChecksumError
@@ -17,7 +18,7 @@
     │   ├── AlreadySubmittedError  WrongPhaseError  InsufficientParticipantsError
     │   ├── RoundOpenError  NoModelError  UnknownVersionError  FederationOverError
     │   ├── InvalidInputError  NotApprovedError  OnHoldError  PolicyError
-    │   └── PrivacyBudgetExceededError
+    │   └── TooStaleError  IsolationError  PrivacyBudgetExceededError
     ├── UpdateError                one update failed one of the six checks
     │   └── FormatError  DimensionError  MagnitudeError  StalenessError
     │       SignatureError  PrivacyTermsError
@@ -27,7 +28,7 @@
     ├── WireError                  between coordinator, sites and operators
     │   ├── UnreachableError  NotEnrolledError  BadTokenError  UnsignedRequestError
     │   ├── ReplayedNonceError  WrongOffsetError  TooLargeError  CertificateError
-    │   └── UnknownFederationError  ForbiddenError
+    │   └── UnknownFederationError  ForbiddenError  RateLimitError
     ├── VerificationError          evidence that does not hold
     │   └── ProofError  NoteError  WitnessError  AuditError  RestoredBackupError
     └── CodecError  ModelFileError  WeakKeyError
@@ -59,6 +60,7 @@ from consortium.errors.refusal import (
     FederationOverError,
     InsufficientParticipantsError,
     InvalidInputError,
+    IsolationError,
     NoModelError,
     NotApprovedError,
     OnHoldError,
@@ -66,6 +68,7 @@ from consortium.errors.refusal import (
     PrivacyBudgetExceededError,
     Refusal,
     RoundOpenError,
+    TooStaleError,
     UnauthorizedClientError,
     UnknownVersionError,
     WrongPhaseError,
@@ -100,6 +103,7 @@ from consortium.errors.task import (
     MissingValuesError,
     NotANumberError,
     QualityError,
+    ResourceLimitError,
     SchemaError,
     SiteDataError,
     TaskEntryError,
@@ -121,6 +125,7 @@ from consortium.errors.wire import (
     CertificateError,
     ForbiddenError,
     NotEnrolledError,
+    RateLimitError,
     ReplayedNonceError,
     TooLargeError,
     UnknownFederationError,
@@ -153,6 +158,7 @@ __all__ = [
     "InsufficientParticipantsError",
     "InternalError",
     "InvalidInputError",
+    "IsolationError",
     "LabelError",
     "LayoutError",
     "MagnitudeError",
@@ -174,8 +180,10 @@ __all__ = [
     "PrivacyTermsError",
     "ProofError",
     "QualityError",
+    "RateLimitError",
     "Refusal",
     "ReplayedNonceError",
+    "ResourceLimitError",
     "RestoredBackupError",
     "RoundOpenError",
     "SchemaError",
@@ -189,6 +197,7 @@ __all__ = [
     "TaskResultError",
     "TooFewRecordsError",
     "TooLargeError",
+    "TooStaleError",
     "UnauthorizedClientError",
     "UnknownCodeError",
     "UnknownFederationError",

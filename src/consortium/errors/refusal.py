@@ -125,6 +125,22 @@ class PolicyError(Refusal):
     advice = "see what the policy allows; only the site's own people can change it"
 
 
+class TooStaleError(Refusal):
+    """The update was trained from a model that is older than the plan allows. It is not counted."""
+
+    code = "E0315"
+    advice = "ask for the present invitation; max_staleness in the plan says how old is too old"
+
+
+class IsolationError(Refusal):
+    """The site demands that tasks are kept apart, and this system cannot do it. Nothing ran."""
+
+    code = "E0316"
+    fault = Fault.CALLER
+    http_status = 403
+    advice = "consortium doctor --home DIR    # says what is missing, and what to do"
+
+
 class PrivacyBudgetExceededError(Refusal):
     """The privacy budget cannot pay for this. Nothing was released."""
 

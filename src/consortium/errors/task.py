@@ -108,3 +108,11 @@ class MissingExtraError(TaskError):
     """Something needs an optional dependency that is not installed."""
 
     code = "E0214"
+
+
+class ResourceLimitError(TaskError):
+    """The task needed more memory, time or processes than the site gives it. It was ended."""
+
+    code = "E0215"
+    exit_code = 1
+    advice = "consortium site policy    # shows the site's limits"

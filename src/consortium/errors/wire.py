@@ -106,3 +106,13 @@ class ForbiddenError(WireError):
     http_status = 403
     exit_code = 4
     advice = "use a token of a role that may, or ask the lead"
+
+
+class RateLimitError(WireError):
+    """Too many requests came from this address, site or token. Nothing was done."""
+
+    code = "E0821"
+    fault = Fault.CALLER
+    http_status = 429
+    exit_code = 6
+    advice = "wait as long as Retry-After says; the agent does so by itself"

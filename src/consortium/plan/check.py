@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from consortium.plan.asynchronous import asynchronous_problems
 from consortium.plan.check_strategy import strategy_problems
 from consortium.plan.problem import Problem
 from consortium.plan.text import parse_duration_ms
@@ -25,6 +26,7 @@ def problems(plan: Plan) -> list[Problem]:
         *_choices(plan),
         *_stopping(plan),
         *strategy_problems(plan),
+        *asynchronous_problems(plan),
     ]
 
 
@@ -48,7 +50,7 @@ def _sizes(plan: Plan) -> list[Problem]:
             )
         )
     if evaluation.enabled and evaluation.quorum is not None:
-        most = selection.target or evaluation.quorum
+        most = plan.asynchronous.buffer or selection.target or evaluation.quorum
         if evaluation.quorum > most:
             found.append(
                 Problem(
@@ -156,6 +158,12 @@ def guarantees(plan: Plan) -> list[str]:
             "site can do to the model; without noise it is not privacy."
         )
     sentences += _strategy_sentences(plan)
+    if plan.asynchronous.buffer:
+        sentences.append(
+            f"ASYNCHRONOUS: the model moves by every {plan.asynchronous.buffer} updates that come "
+            f"in, of models up to {plan.asynchronous.max_staleness} versions old. Fast sites "
+            "shape it oftener than slow ones."
+        )
     if not plan.evaluation.enabled or not plan.evaluation.gate:
         sentences.append("WARNING: no gate: a worse model replaces a better one.")
     return sentences

@@ -21,10 +21,14 @@ def strategy_problems(plan: Plan) -> list[Problem]:
         *_contradictions(plan.strategy),
         *_idle(plan.strategy),
         *_rows(plan.strategy),
-        *_robust(plan.strategy, plan.federation.quorum, plan.selection.target),
+        *_robust(plan.strategy, plan.federation.quorum, _most_updates(plan)),
         *_local(plan),
         *_personal(plan),
     ]
+
+
+def _most_updates(plan: Plan) -> int | None:
+    return plan.asynchronous.buffer or plan.selection.target
 
 
 def _problem(key: str, message: str, remedy: str) -> Problem:

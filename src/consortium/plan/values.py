@@ -16,6 +16,7 @@ from consortium.core.ids import Digest
 from consortium.core.terms import LOSS, PPM, Close, Condition, Metric, Selection, Terms
 from consortium.errors import ImpossiblePlanError, WrongTypeError
 from consortium.model import digest_of
+from consortium.plan.asynchronous import AsynchronousSection
 from consortium.plan.check import guarantees, problems
 from consortium.plan.section import Count as _Count
 from consortium.plan.section import Names as _Names
@@ -25,7 +26,11 @@ from consortium.plan.text import parse_condition, parse_duration_ms
 from consortium.update.clip import ClipByNorm
 from consortium.update.stage import Chain, Stage, chain
 
-DEPLOYMENT_KEYS = {"federation": {"sites", "server"}}
+# What a plan says of where and how it runs here. It changes no rule, so it is in no digest.
+DEPLOYMENT_KEYS: dict[str, set[str] | bool] = {
+    "federation": {"sites", "server"},
+    "simulation": True,
+}
 _CONTEXT = b"consortium/plan/v1\n"
 
 
@@ -184,6 +189,19 @@ class StopSection(_Section):
     min_delta: float = Field(default=0.0, ge=0, description="what counts as an improvement")
 
 
+class SimulationSection(_Section):
+    """How long training takes in simulated time. Nothing of it is in the digest."""
+
+    pace: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        default={}, description="how many times longer a site takes, by its name"
+    )
+    unit: _Duration = Field(default="1m", description="what a site takes that has no pace")
+
+    def takes_ms(self, site: str) -> int:
+        """How long this site trains."""
+        return max(1, round(parse_duration_ms(self.unit) * self.pace.get(site, 1.0)))
+
+
 class Plan(_Section):
     """Every rule of a federation. Frozen; equal plans have equal digests."""
 
@@ -196,6 +214,8 @@ class Plan(_Section):
     evaluation: EvaluationSection = EvaluationSection()
     stop: StopSection = StopSection()
     personal: PersonalSection = PersonalSection()
+    asynchronous: AsynchronousSection = AsynchronousSection()
+    simulation: SimulationSection = SimulationSection()
 
     def check(self) -> None:
         """Raise the first impossible combination, with a remedy, if there is one."""
@@ -231,6 +251,11 @@ class Plan(_Section):
     def digest(self) -> Digest:
         return digest_of(self.canonical())
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether a simulation of this plan lets training last."""
+        return bool(self.asynchronous.buffer or self.simulation.model_fields_set)
+
     def pipeline(self) -> Chain:
         """What happens to an update before it leaves a site."""
         stages: list[Stage] = [self.strategy.weighing()]
@@ -242,7 +267,7 @@ class Plan(_Section):
         """The rules that the core knows, for a task that reports these metrics."""
         self._check_metrics(metrics)
         federation, selection, timing = self.federation, self.selection, self.round
-        evaluation, stop = self.evaluation, self.stop
+        evaluation, stop, asynchronous = self.evaluation, self.stop, self.asynchronous
         return Terms(
             rounds=federation.rounds,
             quorum=federation.quorum,
@@ -274,6 +299,9 @@ class Plan(_Section):
             patience=stop.patience,
             min_delta=stop.min_delta,
             is_screened=self.strategy.anomalies == "exclude",
+            buffer=asynchronous.buffer,
+            max_staleness=asynchronous.max_staleness if asynchronous.buffer else 0,
+            discount_ppm=_ppm(asynchronous.discount) if asynchronous.buffer else 0,
         )
 
     def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:

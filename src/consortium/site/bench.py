@@ -33,7 +33,7 @@ from consortium.plan.strategy import VARIATE
 from consortium.plan.values import Plan
 from consortium.site import jobs as j
 from consortium.site.failures import failure_of, marked
-from consortium.store.files import FileBlobs, write_durably
+from consortium.store.files import FileBlobs
 from consortium.tasks import Site, load_task
 from consortium.tensors import TensorSpec, load_tensors, save_tensors
 from consortium.update.stage import Rows
@@ -68,9 +68,8 @@ class Bench:
         if made.state is not None:
             self.states.keep(j.HERE, job.round, made.state)
         data = self._update(made.row, made.records, _digest(job.base))
+        (Path(self.about.made) / j.UPDATE).write_bytes(data)  # the agent makes it durable
         return j.Made(
-            update=self.blobs.put(data).hex(),
-            size_bytes=len(data),
             records=made.records,
             kept=None if made.state is None else digest_of(made.state).hex(),
         )
@@ -132,12 +131,12 @@ class Bench:
         model = self._complete(job)
         table = _table_of(model)
         outputs = model.predict(read_features(Path(job.records), table))
-        write_durably(Path(job.out), outputs_csv(outputs, table).encode())
+        self._out(job.out).write_text(outputs_csv(outputs, table))
         return j.Done()
 
     def export(self, job: j.Export) -> j.Done:
         """The whole model: as ONNX where the name says so, else as safetensors."""
-        out = Path(job.out)
+        out = self._out(job.out)
         if not hasattr(self.local.task, "complete"):
             if out.suffix == ".onnx":
                 raise TaskResultError(
@@ -159,12 +158,15 @@ class Bench:
         model.to_onnx(out, table.features[:8])
         return j.Done()
 
+    def _out(self, name: str) -> Path:
+        return Path(self.about.made) / j.OUT / name
+
     def _export_arrays(self, job: j.Export, out: Path) -> None:
         arrays = dict(self.local.layout.unflatten(self._model(job.model)))
         kept = self._kept(job.kept)
         own = {} if kept is None else load_tensors(kept)
         arrays |= {f"kept/{name}": array for name, array in own.items()}
-        write_durably(out, save_tensors(arrays))
+        out.write_bytes(save_tensors(arrays))
 
     def _complete(self, job: j.Predict | j.Export) -> Any:  # Any: whatever the task gives
         site = self._site(job.model_round, job.seat, "evaluate")
@@ -196,7 +198,7 @@ class Bench:
 
 def open_bench(job: j.Open) -> Bench:
     """Load the task. It was approved; that it is what was approved is seen here again."""
-    blobs = FileBlobs(Path(job.blobs))
+    blobs = FileBlobs.existing(Path(job.blobs))  # to be read: what is made goes elsewhere
     plan = Plan.from_canonical(blobs.get(_digest(job.plan)))
     layout = Layout.from_canonical(blobs.get(_digest(job.layout)))
     task = load_task(job.entry, Path(job.folder))

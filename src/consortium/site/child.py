@@ -1,105 +1,46 @@
 """The process that runs the task: `python -m consortium.site.child`, started by `workshop`.
 
-It is given the task, its libraries and the site's records. It is another process, not a
-sandbox: it has the rights of the user that runs the agent, so the network and the site's key
-are within its reach. It stays from round to round, so that libraries are loaded and records
-read once, and ends with its parent. What the task prints goes to the site's child.log, and so
-does the whole text of an error; its parent gets the error's name and a message without data.
+It is given the task, its libraries and the site's records, and shuts itself in before it
+loads any of them: see `isolation`. First of all it tells its parent what is in force, so that
+a site which demands it can refuse. It ends with its parent.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import queue
-import signal
 import sys
-import threading
-import traceback
 from contextlib import suppress
-from multiprocessing.connection import Connection
 
-from consortium.errors import ConsortiumError, InternalError
-from consortium.site import jobs as j
-from consortium.site.bench import Bench, open_bench
-from consortium.site.failures import failure_of
+from consortium.site.isolation import kernel
+from consortium.site.isolation.cell import read_cell
+from consortium.site.isolation.enter import enter
 
-_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 # Of glibc's mallopt: keep what large arrays have used for the next ones, instead of giving it
 # back and having every page zeroed again.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 1 << 28
 
 
-def serve(pipe: Connection) -> None:
-    """Do jobs in the order in which they come."""
-    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, waiting), daemon=True).start()
-    bench: Bench | None = None
-    while True:
-        job = j.read_job(waiting.get())
-        try:
-            if isinstance(job, j.Open):
-                bench = open_bench(job)
-                answer: j.Answer = j.Done()
-            else:
-                assert bench is not None, "the first job opens the task"
-                answer = _done(bench, job)
-        except BaseException as error:  # whatever it is, the parent waits for an answer
-            answer = _failed(error)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        pipe.send_bytes(j.written(answer))
-
-
-def _listen(pipe: Connection, waiting: queue.SimpleQueue[bytes]) -> None:
-    """Hear jobs while one is being done, and that the parent has gone."""
-    while True:
-        try:
-            waiting.put(pipe.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)  # what is under way is of no use to anybody
-
-
-def _done(bench: Bench, job: j.Job) -> j.Answer:
-    match job:
-        case j.Check():
-            return bench.check(job)
-        case j.Train():
-            return bench.train(job)
-        case j.Evaluate():
-            return bench.evaluate(job)
-        case j.Predict():
-            return bench.predict(job)
-        case j.Export():
-            return bench.export(job)
-        case j.Open():
-            raise InternalError("a process runs one task")
-
-
-def _failed(error: BaseException) -> j.Failed:
-    """The error for the parent; its whole text, which may show records, for the log here."""
-    traceback.print_exception(error)
-    failure = failure_of(error)
-    if not isinstance(error, ConsortiumError):
-        error = InternalError(f"unexpected {type(error).__name__}")
-    return j.Failed(
-        error=type(error).__name__,
-        message=error.message,
-        hint=error.hint,
-        failure=failure.name,
-    )
-
-
 def main() -> None:
-    pipe, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
-    with suppress(OSError, AttributeError):  # elsewhere than on Linux, `_listen` notices
-        system = ctypes.CDLL(None)
-        system.prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-        system.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        system.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+    handle, parent, cell = int(sys.argv[1]), int(sys.argv[2]), read_cell(sys.argv[3])
+    kernel.die_with_parent()  # elsewhere than on Linux, `serving` notices
     if os.getppid() != parent:
         return  # it was gone before we asked to go with it
+    held = enter(cell, [handle])
+    with suppress(OSError, AttributeError):
+        system = ctypes.CDLL(None)
+        system.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        system.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
     sys.dont_write_bytecode = True  # the task's folder has the task's files and nothing else
+
+    # Only now: libraries for numbers start threads, which would stay outside.
+    from multiprocessing.connection import Connection
+
+    from consortium.site import jobs as j
+    from consortium.site.serving import serve
+
+    pipe = Connection(handle)
+    pipe.send_bytes(j.written(j.Confined(has=sorted(held.has), why=held.why)))
     serve(pipe)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from consortium import errors as e
 from consortium.core.facts import Failure
 
@@ -13,6 +15,7 @@ _BY_KIND: tuple[tuple[type[BaseException], Failure], ...] = (
     (e.ModelFileError, Failure.MODEL),
     (e.FormatError, Failure.MODEL),
     (e.DimensionError, Failure.MODEL),
+    (e.ResourceLimitError, Failure.RESOURCES),
     (e.TaskResultError, Failure.TRAINING),
     (e.TaskError, Failure.REQUIREMENTS),
     (e.PlanError, Failure.REQUIREMENTS),
@@ -25,7 +28,8 @@ _BY_KIND: tuple[tuple[type[BaseException], Failure], ...] = (
     (OSError, Failure.RESOURCES),
 )
 _TOLD = "failure"  # in the details of an error that came from the task's process
-_NO_MEMORY = "OutOfMemoryError"  # torch's own, which is no MemoryError
+# torch's own, which are no MemoryError: on a GPU by its name, else by its text.
+_NO_MEMORY, _NOT_ALLOCATED = "OutOfMemoryError", "can't allocate memory"
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -51,6 +55,10 @@ def _lacks_memory(error: BaseException | None) -> bool:
     """Whether it is for want of memory, or was raised because of that."""
     while error is not None:
         if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError) and _NOT_ALLOCATED in str(error):
             return True
         error = error.__cause__
     return False

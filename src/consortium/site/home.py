@@ -10,6 +10,7 @@
     states/           private layers and the like: they never leave
     tasks/            unpacked task files, by task hash
     receipts/         proofs that the coordinator's log has this site's updates
+    work/             what the task's process may write to; it goes with the process
     child.log         what the task printed; it may show records
 
 Every write is durable before anybody relies on it. Commands may work beside the agent: what

@@ -13,6 +13,7 @@ from consortium.core.facts import Failure
 from consortium.core.ids import Seat
 from consortium.wire.messages import Count, Hex32
 
+UPDATE, OUT = "update", "out"  # in the folder for what is made: a file; a folder for files
 HERE = Seat(1)  # the site itself, in its own store of states
 Seated = Annotated[int, Field(ge=0, lt=1 << 62)]  # 0: this site has no seat yet
 
@@ -30,6 +31,7 @@ class Open(_Note):
     job: Literal["open"] = "open"
     blobs: str
     states: str
+    made: str  # where what is made goes; the agent takes it from there
     folder: str  # with the task's files
     entry: str
     metrics: list[tuple[str, bool]]  # (name, higher is better), as they were approved
@@ -74,7 +76,7 @@ class Predict(_Note):
     model_round: Count  # the round that made it
     kept: Hex32 | None
     records: str
-    out: str
+    out: str  # a file's name, in `OUT`
 
 
 class Export(_Note):
@@ -95,6 +97,14 @@ def read_job(data: bytes) -> Job:
 
 
 # ---- answers ------------------------------------------------------------------------
+
+
+class Confined(_Note):
+    """The first word of a new process, before it has seen the task: what it is shut in by."""
+
+    answer: Literal["confined"] = "confined"
+    has: list[str]
+    why: dict[str, str]
 
 
 class Done(_Note):
@@ -119,11 +129,9 @@ class Stock(_Note):
 
 
 class Made(_Note):
-    """The update is among the blobs; what stays is pending among the states."""
+    """The update is the file `UPDATE`; what stays is pending among the states."""
 
     answer: Literal["made"] = "made"
-    update: Hex32
-    size_bytes: Count
     records: Count
     kept: Hex32 | None
 
@@ -145,7 +153,7 @@ class Failed(_Note):
     failure: Annotated[str, Field(pattern="^(" + "|".join(code.name for code in Failure) + ")$")]
 
 
-Answer = Done | Stock | Made | Scores | Failed
+Answer = Confined | Done | Stock | Made | Scores | Failed
 _ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="answer")])
 
 

@@ -4,17 +4,21 @@ approve = "listed"                 # "ask": somebody approves every task and pla
 tasks = ["4f0c…"]                  # task hashes that need no asking
 may_leave = ["update", "scores"]   # no weight: how many records there are stays here
 min_sites = 3
+isolation = "required"             # no task runs here that could reach the network or other files
+memory = "8GB"
+time = "2h"
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from consortium.core.ids import Digest
 from consortium.errors import (
@@ -26,6 +30,7 @@ from consortium.errors import (
     WrongTypeError,
 )
 from consortium.model import Layout
+from consortium.plan.text import parse_duration_ms
 from consortium.plan.values import Plan
 from consortium.store.files import write_durably
 from consortium.tensors import write_header
@@ -35,6 +40,36 @@ from consortium.wire.messages import Hex32
 Leaving = Literal["update", "weight", "scores"]
 _Limit = Annotated[int, Field(ge=1, lt=1 << 62)]
 _LONGEST_WEIGHT = "-1.7976931348623157e+308"  # as long as the text of a float can be
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """Bytes.
+
+    >>> parse_size("8GB"), parse_size("512MiB")
+    (8000000000, 536870912)
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,5}) ?([MGT]i?B)", text)
+    if found is None:
+        raise ValueError('a size is a whole number and a unit, such as "512MB" or "8GB"')
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _valid_size(text: str) -> str:
+    parse_size(text)
+    return text
+
+
+def _valid_time(text: str) -> str:
+    if parse_duration_ms(text) == 0:
+        raise ValueError("no task can be done in no time")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not Path(text).is_absolute():
+        raise ValueError(f"`{text}` does not begin with /")
+    return text
 
 
 class Policy(BaseModel):
@@ -59,6 +94,21 @@ class Policy(BaseModel):
     )
     min_sites: _Limit = Field(default=2, description="smallest quorum of a plan")
     max_rounds: _Limit | None = Field(default=None, description="rounds of a plan; unset: any")
+    isolation: Literal["required", "available", "off"] = Field(
+        default="available",
+        description="required: no task runs unless it is kept from the network, other files and "
+        "other programs; available: as far as this system can; off: not at all",
+    )
+    memory: Annotated[str, AfterValidator(_valid_size)] | None = Field(
+        default=None, description='most memory of a task, such as "8GB"; unset: 80 % of all'
+    )
+    time: Annotated[str, AfterValidator(_valid_time)] | None = Field(
+        default=None,
+        description='longest work in a round, such as "2h"; unset: the longest that a round lasts',
+    )
+    readable: Annotated[
+        tuple[Annotated[str, AfterValidator(_absolute)], ...], Field(strict=False)
+    ] = Field(default=(), description="other files and folders that a task may read")
 
     def approves(self, task: Digest) -> bool:
         """Whether this task needs no asking."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from consortium.errors import StoreFailedError
+from consortium.site.isolation.cell import Cell
+from consortium.site.isolation.environment import environment
 
 MAX_LOG_BYTES = 1 << 20  # of one file; there are two: the newest and the one before
 _READ_BYTES = 1 << 16
@@ -44,8 +46,8 @@ class ChildProcess:
     Linux ends a process that asked to die with its parent when the *thread* that started it
     ends."""
 
-    def __init__(self, folder: Path, log: ChildLog) -> None:
-        self._folder, self._log = folder, log
+    def __init__(self, cell: Cell, log: ChildLog) -> None:
+        self._cell, self._log = cell, log
         self.pipe, self._theirs = Pipe()
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
@@ -80,13 +82,11 @@ class ChildProcess:
         self._is_over.wait(_END_S)
         self.pipe.close()
 
-    def ending(self) -> str:
-        """How it ended, in words."""
+    def ending(self) -> int | None:
+        """Its exit code, or the number of the signal that ended it, below zero; None while it
+        is there."""
         self._is_over.wait(_END_S)
-        code = None if self._process is None else self._process.returncode
-        if code is None:
-            return "it does not answer"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return None if self._process is None else self._process.returncode
 
     def _host(self) -> None:
         """Start it, keep what it prints, and reap it."""
@@ -113,8 +113,9 @@ class ChildProcess:
         # -P: the folder that the process starts in is no place to import ours from.
         command = [sys.executable, "-P", "-m", "consortium.site.child"]
         return subprocess.Popen(
-            [*command, str(theirs.fileno()), str(os.getpid())],
-            cwd=self._folder,
+            [*command, str(theirs.fileno()), str(os.getpid()), self._cell.text()],
+            cwd=self._cell.folder,
+            env=environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,21 +7,36 @@ the next one starts a new process. `failure_of(error)` says which code leaves th
 
 from __future__ import annotations
 
+import os
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from consortium import errors
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
-from consortium.errors import ConsortiumError, InternalError, OnHoldError, SiteDataError
+from consortium.errors import (
+    ConsortiumError,
+    InternalError,
+    OnHoldError,
+    ResourceLimitError,
+    SiteDataError,
+)
 from consortium.site import jobs as j
+from consortium.site.cells import cell_of, longest_s, refuse_if_open
 from consortium.site.failures import failure_of, marked
 from consortium.site.home import SiteHome
+from consortium.site.isolation.warden import TOO_MANY_PROCESSES, TOO_MUCH_MEMORY
+from consortium.site.policy import read_policy, update_bytes
 from consortium.site.process import ChildLog, ChildProcess
-from consortium.site.review import ReviewedStudy
+from consortium.site.review import ReviewedStudy, printable
+from consortium.site.scratch import Scratch
 from consortium.tasks import Inventory
 from consortium.tensors import TensorSpec
 
@@ -29,6 +44,11 @@ __all__ = ["MadeScores", "MadeUpdate", "Workshop", "failure_of"]
 
 Told = TypeVar("Told", bound=j.Answer)
 NO_SEAT = Seat(0)
+_MOST_ANSWER_BYTES = 16 << 20  # a list of tensors; whatever is larger lies in a file
+_LIMITS = {
+    TOO_MUCH_MEMORY: "the task used more memory than this site gives it",
+    TOO_MANY_PROCESSES: "the task started more processes than this site gives it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +90,9 @@ class Workshop:
         self._turn = threading.Lock()  # one job at a time
         self._guard = threading.Lock()  # over what follows
         self._child: ChildProcess | None = None
+        self._scratch: Scratch | None = None
+        self._also: tuple[Path, ...] = ()  # what the process may read for its job
+        self._records: tuple[int, int] | None = None  # which file the process knows as these
         self._is_busy = False
         self._cancelled: ConsortiumError | None = None
 
@@ -108,9 +131,15 @@ class Workshop:
             server_state=_hex(server_state),
             kept=_hex(private_state),
         )
-        made = self._ask(job, j.Made)
+        taken: list[tuple[Digest, int]] = []
+
+        def take(scratch: Scratch, _: j.Made) -> None:
+            most = update_bytes(self._study.plan, self._study.layout)
+            taken.append(scratch.move_to(self._home.blobs, j.UPDATE, most))
+
+        made = self._ask(job, j.Made, take)
         kept = None if made.kept is None else _digest(made.kept)
-        return MadeUpdate(_digest(made.update), made.size_bytes, made.records, kept)
+        return MadeUpdate(*taken[0], made.records, kept)
 
     def evaluate(
         self,
@@ -142,9 +171,9 @@ class Workshop:
             model_round=use.model_round,
             kept=_hex(use.private_state),
             records=str(records.resolve()),
-            out=str(out.resolve()),
+            out=out.name,
         )
-        self._ask(job, j.Done)
+        self._use(job, out, also=(records.resolve(),))
 
     def export(self, use: Use, out: Path) -> None:
         """The complete model as a file: `.onnx`, or else safetensors. It is for this site."""
@@ -153,9 +182,19 @@ class Workshop:
             model=use.model.hex(),
             model_round=use.model_round,
             kept=_hex(use.private_state),
-            out=str(out.resolve()),
+            out=out.name,
         )
-        self._ask(job, j.Done)
+        self._use(job, out)
+
+    def _use(self, job: j.Job, out: Path, also: tuple[Path, ...] = ()) -> None:
+        def take(scratch: Scratch, _: j.Done) -> None:
+            scratch.copy_to(out.resolve())
+
+        with self._turn:
+            if not set(also) <= set(self._also):  # a process never gets to read more
+                self._end()
+                self._also = also
+        self._ask(job, j.Done, take)
 
     def cancel(self, why: ConsortiumError | None = None) -> bool:
         """End the work under way, from another thread: the call that waits for it raises
@@ -176,44 +215,88 @@ class Workshop:
 
     # ---- the process ----------------------------------------------------------------
 
-    def _ask(self, job: j.Job, kind: type[Told]) -> Told:
+    def _ask(
+        self,
+        job: j.Job,
+        kind: type[Told],
+        take: Callable[[Scratch, Told], None] | None = None,
+    ) -> Told:
+        """Have a job done, and take what was made before the process goes on."""
         with self._turn:
             with self._guard:
                 self._is_busy, self._cancelled = True, None
             try:
                 answer = self._answered(job)
+                if take is not None and isinstance(answer, kind):
+                    assert self._scratch is not None
+                    take(self._scratch, answer)
             finally:
                 with self._guard:
                     self._is_busy = False
             self._raise_if_cancelled()  # it may have been, when the answer had just come
         if isinstance(answer, j.Failed):
             raise _revived(answer)
-        assert isinstance(answer, kind)
+        if not isinstance(answer, kind):
+            raise InternalError("the task's process gave an answer to another question")
         return answer
 
     def _answered(self, job: j.Job) -> j.Answer:
+        ends = self._ends(job)
         if self._child is not None and self._child.is_over:
             self._end()  # it died while nobody needed it
+        records = _identity(self._home.enrolment.data)
+        if records != self._records:
+            self._end()  # it was let in to the file that was there, not to its successor
+            self._records = records
         if self._child is None:
-            opened = self._start()
+            opened = self._start(ends)
             if isinstance(opened, j.Failed):
                 self._end()
                 return opened
-        return self._told(job)
+        return self._told(job, ends)
 
-    def _start(self) -> j.Answer:
+    def _ends(self, job: j.Job) -> float | None:
+        """When, by the monotonic clock, the job must be done; None: somebody waits for it."""
+        policy = read_policy(self._home.policy_file)
+        if isinstance(job, j.Predict | j.Export) and policy.time is None:
+            return None
+        return time.monotonic() + longest_s(policy, self._study.plan)
+
+    def _start(self, ends: float | None) -> j.Answer:
         """A new process with the task loaded."""
         home, study = self._home, self._study
-        who = home.enrolment
-        if not who.data:
+        if not home.enrolment.data:
             raise SiteDataError(
                 "this site has not said where its records are", hint="consortium agent --data FILE"
             )
         folder = home.unpack(study.bundle, study.task_hash)
         home.blobs  # noqa: B018  # its folders are there before the process needs them
-        opening = j.Open(
+        policy = read_policy(home.policy_file)
+        scratch = Scratch.new(home.path)
+        try:
+            child = ChildProcess(cell_of(home, policy, folder, scratch, self._also), self._log)
+        except ConsortiumError:
+            scratch.remove()
+            raise
+        with self._guard:
+            self._child, self._scratch = child, scratch
+            if self._cancelled is not None:  # while it was being started
+                child.kill()
+        confined = self._told(None, ends)
+        try:
+            assert isinstance(confined, j.Confined), "it says this before anything else"
+            refuse_if_open(policy, confined.has, confined.why)
+        except ConsortiumError:
+            self._end()
+            raise
+        return self._told(self._opening(folder, scratch), ends)
+
+    def _opening(self, folder: Path, scratch: Scratch) -> j.Open:
+        home, study, who = self._home, self._study, self._home.enrolment
+        return j.Open(
             blobs=str(home.blobs_folder),
             states=str(home.states_folder),
+            made=str(scratch.made),
             folder=str(folder),
             entry=study.lock.entry,
             metrics=[(metric.name, metric.higher_is_better) for metric in study.lock.metrics],
@@ -225,30 +308,44 @@ class Workshop:
             seed=who.seed,
             own_seed=home.own_seed(),
         )
-        child = ChildProcess(folder, self._log)
-        with self._guard:
-            self._child = child
-            if self._cancelled is not None:  # while it was being started
-                child.kill()
-        return self._told(opening)
 
-    def _told(self, job: j.Job) -> j.Answer:
+    def _told(self, job: j.Job | None, ends: float | None) -> j.Answer:
+        """What the process says, to a job or by itself."""
         child = self._child
         assert child is not None
         try:
-            child.pipe.send_bytes(j.written(job))
-            return j.read_answer(child.pipe.recv_bytes())
-        except (EOFError, OSError):
+            if job is not None:
+                child.pipe.send_bytes(j.written(job))
+            if not child.pipe.poll(None if ends is None else max(ends - time.monotonic(), 0)):
+                self._end()
+                raise ResourceLimitError(
+                    "the task took longer than this site or the round gives it, and was ended",
+                    hint="consortium site policy --set time=4h    # no longer than a round",
+                )
+            return j.read_answer(child.pipe.recv_bytes(_MOST_ANSWER_BYTES))
+        except (EOFError, OSError, ValidationError) as error:
+            if not isinstance(error, EOFError | ConnectionError):
+                child.kill()  # it is there, and talks nonsense
             how = child.ending()
             self._raise_if_cancelled()
             self._end()
-            raise marked(
-                InternalError(
-                    f"the task's process ended before its work was done: {how}",
-                    hint=f"see {self._home.child_log}; for want of memory the system kills it",
-                ),
-                Failure.RESOURCES,
-            ) from None
+            raise self._ended(how) from None
+
+    def _ended(self, code: int | None) -> ConsortiumError:
+        """Why the process ended before its work was done, in words."""
+        if code in _LIMITS:
+            return ResourceLimitError(
+                f"{_LIMITS[code]}, and was ended",
+                hint="consortium site policy --set memory=16GB    # if there is so much",
+            )
+        how = "it does not answer" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {-code}"
+        error = InternalError(
+            f"the task's process ended before its work was done: {how}",
+            hint=f"see {self._home.child_log}; for want of memory the system kills it",
+        )
+        return marked(error, Failure.RESOURCES)
 
     def _raise_if_cancelled(self) -> None:
         with self._guard:
@@ -260,9 +357,12 @@ class Workshop:
     def _end(self) -> None:
         with self._guard:
             child, self._child = self._child, None
+            scratch, self._scratch = self._scratch, None
         if child is not None:
             with suppress(OSError):
                 child.close()
+        if scratch is not None:
+            scratch.remove()
 
 
 def _revived(answer: j.Failed) -> ConsortiumError:
@@ -270,7 +370,18 @@ def _revived(answer: j.Failed) -> ConsortiumError:
     kind = getattr(errors, answer.error, None)
     if not (isinstance(kind, type) and issubclass(kind, ConsortiumError)):
         kind = InternalError
-    return marked(kind(answer.message, hint=answer.hint), Failure[answer.failure])
+    # Its words may be the task's own: no terminal may be told anything by them.
+    error = kind(printable(answer.message), hint=printable(answer.hint))
+    return marked(error, Failure[answer.failure])
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file has this name now: another one, once it was replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _specs(tensors: list[j.Tensor]) -> tuple[TensorSpec, ...]:

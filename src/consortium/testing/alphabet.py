@@ -126,7 +126,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_from_the_lead(moment, alphabet),
         *_ticks(moment, terms),
         *_draws(moment, alphabet),
-        *_submissions(moment, alphabet),
+        *_submissions(moment, terms, alphabet),
         *_checks(moment, terms, alphabet),
         *_losses(moment, alphabet),
         *_screens(moment, terms, alphabet),
@@ -167,11 +167,26 @@ def _draws(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
     yield i.Drawn(at.number, b"short", START_MS + 1)
 
 
-def _submissions(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+def _earlier(at: Moment, alphabet: Alphabet) -> Iterator[i.Input]:
+    """By the invitation of the round before, up to its deadline and after it."""
+    good, base, number = (0.5,), (0.25,), at.number - 1
+    for now_ms in (START_MS, at.deadline_ms, at.deadline_ms + 1):
+        for seat in alphabet.seats:
+            yield i.Submit(number, seat, update_of(seat), None, now_ms)
+        for seat in alphabet.failing:
+            yield i.Fail(number, seat, f.Failure.TRAINING, None, now_ms)
+    for seat in alphabet.seats:
+        yield i.Score(number, seat, MODEL, 10, good, base, None, at.evaluate_by_ms)
+        yield i.Submit(number, seat, _other_update(seat), None, START_MS)
+
+
+def _submissions(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
     times = (at.deadline_ms - 1, at.deadline_ms, at.deadline_ms + 1)
     for seat in (*alphabet.seats, STRANGER):
         for now_ms in times:
             yield i.Submit(at.number, seat, update_of(seat), None, now_ms)
+    if terms.is_buffered:  # by invitations that may have passed on
+        yield from _earlier(at, alphabet)
     for seat in alphabet.swapping:
         for now_ms in times:
             yield i.Submit(at.number, seat, _other_update(seat), None, now_ms)

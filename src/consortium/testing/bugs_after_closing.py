@@ -242,8 +242,8 @@ def _never_finish(patches: Patches) -> None:
 
 
 def _promise_counting(patches: Patches) -> None:
-    def status(real: Wrapper, asked: Round, seat: Seat) -> Any:
-        return answers.Status.COUNTED if seat in asked.members else real(asked, seat)
+    def status(real: Wrapper, state: Federation, asked: Round, seat: Seat) -> Any:
+        return answers.Status.COUNTED if seat in asked.members else real(state, asked, seat)
 
     patches.attribute(answers, "_status", status)
 

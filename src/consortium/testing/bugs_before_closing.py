@@ -9,6 +9,7 @@ from typing import Any
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
+from consortium.core import selection
 from consortium.core.ids import Digest
 from consortium.core.state import Federation, Round
 from consortium.core.tables import ROUND, Step
@@ -145,7 +146,7 @@ def _call_anybody(patches: Patches) -> None:
 
 
 def _invite_anybody(patches: Patches) -> None:
-    patches.attribute(rounds, "eligible", lambda _, roster, *__: sorted(roster.members))
+    patches.attribute(selection, "eligible", lambda _, roster, *__: sorted(roster.members))
 
 
 def _extend_from_now(patches: Patches) -> None:

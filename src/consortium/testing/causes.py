@@ -16,7 +16,7 @@ from consortium.core.selection import choose, invitation_size
 from consortium.core.tables import Step
 from consortium.core.terms import Close
 from consortium.testing.rules import loud_among
-from consortium.testing.transitions import Change, spares
+from consortium.testing.transitions import Change, awaited_until_ms, ready_among, spares
 
 # Each rule takes the one kind of fact that FACT_RULES lists it under.
 FactRule = Callable[[Change, Any], bool]
@@ -44,9 +44,13 @@ def the_seed_is_drawn_once(change: Change, fact: f.SelectionStarted) -> bool:
 def the_invited_are_eligible(change: Change, fact: f.SitesInvited) -> bool:
     """The invited follow from the recorded seed and the eligible sites alone."""
     terms, seed = change.terms, change.became.seed
-    pool = sorted(spares(change))
+    free = sorted(spares(change))
+    busy = change.was.kept.keys() & change.was.waiting.keys()
+    pool = sorted({*free, *ready_among(change, change.was.invited)})
     target, count = invitation_size(terms, len(pool))
-    chosen = choose(terms, change.after.roster, pool, count, seed)
+    if terms.is_buffered:
+        count = max(0, target - len(busy))
+    chosen = choose(terms, change.after.roster, free, count, seed)
     is_in_time = fact.deadline_ms == change.item.now_ms + terms.duration_ms
     return len(pool) >= terms.wait_for and (chosen, target, is_in_time) == (
         fact.seats,
@@ -71,10 +75,25 @@ def a_deadline_moves_later(change: Change, fact: f.DeadlineExtended) -> bool:
 
 def an_update_is_received_in_time(change: Change, fact: f.UpdateReceived) -> bool:
     """An update is recorded up to the deadline in force, from a site that is waited for."""
-    item, was = change.item, change.was
+    item, before = change.item, change.before
     is_sent = isinstance(item, i.Submit) and item.update == fact.update
-    is_due = was.step is Step.TRAINING and fact.at_ms <= was.deadline_ms
-    return is_sent and is_due and fact.seat in was.waiting and fact.seat in change.before.roster
+    deadline_ms = awaited_until_ms(before, fact.round, fact.seat)
+    is_due = deadline_ms is not None and fact.at_ms <= deadline_ms
+    return is_sent and is_due and fact.seat in before.roster
+
+
+def the_kept_can_still_count(change: Change, fact: f.InvitationsKept) -> bool:
+    """A round keeps every invitation that is passing, whose model is not too old, and that was
+    answered or still can be; and no other."""
+    before, most = change.before, change.terms.max_staleness
+    expected = [
+        seat
+        for seat, made in before.passing.items()
+        if before.current - made.version <= most
+        and (made.update is not None or fact.at_ms <= made.deadline_ms)
+    ]
+    is_whole = tuple(sorted(expected)) == fact.seats
+    return is_whole and change.after.round is not None and not change.after.passing
 
 
 def an_update_passed_its_checks(change: Change, fact: f.UpdateAccepted) -> bool:
@@ -123,8 +142,10 @@ def _newly(change: Change) -> dict[Any, float | None]:
 
 def who_drops_out_was_awaited(change: Change, fact: f.SiteDropped) -> bool:
     """A site drops out of what is still expected of it: its update or its evaluation."""
-    was = change.was
-    return fact.seat in (was.waiting if was.step is Step.TRAINING else was.unheard)
+    was = change.before.round
+    is_unheard = was is not None and fact.seat in was.unheard
+    is_unheard = is_unheard and was is not None and was.number_of(fact.seat) == fact.round
+    return is_unheard or awaited_until_ms(change.before, fact.round, fact.seat) is not None
 
 
 # ---- closing ------------------------------------------------------------------------
@@ -146,7 +167,7 @@ def a_closing_is_due(change: Change, fact: f.RoundClosed) -> bool:
     became, terms = change.became, change.terms
     if len(fact.members) < became.quorum:
         return False
-    if terms.close is Close.QUORUM or len(fact.members) >= became.target:
+    if terms.close is Close.QUORUM or len(fact.members) >= (terms.buffer or became.target):
         return True
     if not became.waiting and not became.unchecked:
         return True
@@ -161,8 +182,10 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
         case f.RoundEnd.CANCELLED:
             return isinstance(item, i.CancelRound) and item.round == was.number
         case f.RoundEnd.NO_ELIGIBLE_SITES:
-            is_short = len(spares(change)) < change.terms.wait_for
-            return was.step is Step.SELECTING and change.is_late and is_short
+            free, coming = spares(change), len(was.waiting) + len(was.unchecked)
+            is_short = len({*free, *ready_among(change, was.invited)}) < change.terms.wait_for
+            is_thin = change.terms.is_buffered and coming + len(free) < was.quorum
+            return was.step is Step.SELECTING and change.is_late and (is_short or is_thin)
         case f.RoundEnd.MEMBER_REVOKED:
             left = was.members.keys() - change.names(f.SiteDeparted)
             return was.step in _CLOSED and len(left) < was.quorum
@@ -280,6 +303,7 @@ FACT_RULES: dict[type[Any], tuple[FactRule, ...]] = {
     f.SitesInvited: (the_invited_are_eligible,),
     f.BackupsInvited: (backups_are_eligible,),
     f.DeadlineExtended: (a_deadline_moves_later,),
+    f.InvitationsKept: (the_kept_can_still_count,),
     f.UpdateReceived: (an_update_is_received_in_time,),
     f.UpdateAccepted: (an_update_passed_its_checks,),
     f.UpdateRejected: (an_update_failed_its_checks,),

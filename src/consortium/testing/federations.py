@@ -108,7 +108,45 @@ ROUNDS = Small(
     Alphabet(sites=2, seeds=SEEDS[:1], is_led=True, is_cancelled=False),
 )
 
-ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, SCREENED, ROUNDS)
+# Two sites train at a time and one update moves the model: the other passes on.
+_BUFFER = replace(
+    UNEVALUATED,
+    rounds=2,
+    quorum=1,
+    wait_for=1,
+    target=2,
+    buffer=1,
+    max_staleness=1,
+    discount_ppm=500_000,
+    max_extensions=0,
+    every_ms=0,  # the next round opens while its invitations may still hold
+)
+BUFFERED = Small(
+    "buffered",
+    _BUFFER,
+    Alphabet(
+        sites=2,
+        failing=(_TWO,),
+        leaving=(_TWO,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED, Outcome.KEPT),
+        is_cancelled=False,
+    ),
+)
+# No update may be older than the model; members evaluate by the number that they know.
+FRESH = Small(
+    "fresh",
+    replace(
+        _BUFFER,
+        max_staleness=0,
+        metrics=EVALUATED.metrics,
+        judged_by=EVALUATED.judged_by,
+        evaluation_quorum=1,
+    ),
+    Alphabet(sites=2, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
+)
+
+ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, SCREENED, ROUNDS, BUFFERED, FRESH)
 
 # Short ways to the end of a round: planted bugs of the later steps show here soonest.
 SHORT = Small(
@@ -120,4 +158,10 @@ SHORT_SCREENED = Small(
     "short, screened",
     replace(UNEVALUATED, is_screened=True, max_extensions=0),
     Alphabet(sites=3, leaving=(_TWO,), seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,)),
+)
+# The lead rolls back between rounds of a federation without a barrier.
+LED = Small(
+    "led",
+    replace(_BUFFER, rounds=3),
+    Alphabet(sites=2, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_led=True),
 )

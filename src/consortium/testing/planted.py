@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consortium.testing import bugs_after_closing, bugs_before_closing
+from consortium.testing import bugs_after_closing, bugs_before_closing, bugs_without_barrier
 from consortium.testing.patches import Bug, planted
 from consortium.testing.walk import explore
 
-BUGS: tuple[Bug, ...] = (*bugs_before_closing.BUGS, *bugs_after_closing.BUGS)
+BUGS: tuple[Bug, ...] = (
+    *bugs_before_closing.BUGS,
+    *bugs_after_closing.BUGS,
+    *bugs_without_barrier.BUGS,
+)
 
 
 @dataclass(frozen=True, slots=True)

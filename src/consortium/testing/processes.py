@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,9 +46,9 @@ def evaluate(site, shared):
 
 @co.numpy_task(start=start, evaluate=evaluate)
 def study(site, shared):
-    number = int(Path(site.data).read_text())
-    time.sleep(PACE_S)
-    shared["counts"][number] += 1
+    number, *own_pace_s = Path(site.data).read_text().split()
+    time.sleep(float(own_pace_s[0]) if own_pace_s else PACE_S)
+    shared["counts"][int(number)] += 1
     return shared, 1
 '''
 
@@ -73,6 +73,14 @@ weight = "uniform"
 
 [evaluation]
 enabled = false
+"""
+
+# Nobody waits for anybody; what is old counts in full, so that the sum shows who was counted.
+ASYNCHRONOUS = """
+[asynchronous]
+buffer = {buffer}
+max_staleness = {max_staleness}
+discount = 0.0
 """
 
 
@@ -127,6 +135,9 @@ class Shape:
     wait_for: int = 0  # 0: all sites
     target: int = 0  # 0: all that are there
     duration: str = "60s"
+    buffer: int = 0  # 0: rounds wait for their sites
+    max_staleness: int = 20
+    slow: Mapping[str, float] = field(default_factory=dict)  # seconds of training, by site
 
     @property
     def name(self) -> str:
@@ -139,6 +150,8 @@ class Shape:
         selection = f"target = {self.target}" if self.target else "fraction = 1.0"
         wait_for = self.wait_for or self.sites
         plan = PLAN.format(wait_for=wait_for, selection=selection, **values)
+        if self.buffer:
+            plan += ASYNCHRONOUS.format(buffer=self.buffer, max_staleness=self.max_staleness)
         (folder / "consortium.toml").write_text(plan)
         (folder / "sample.txt").write_text("0")
         run(["lock", "consortium.toml", "--seed", "1", "--sample", "sample.txt"], folder)
@@ -203,7 +216,8 @@ class Network:
     def join(self, name: str) -> None:
         """Invite a site, and let it join and begin."""
         token = json.loads(self.ask("invite", name))["data"]["token"]
-        (self.folder / f"{name}.txt").write_text(name.partition("-")[2])
+        own_pace_s = self.shape.slow.get(name, "")
+        (self.folder / f"{name}.txt").write_text(f"{name.partition('-')[2]} {own_pace_s}")
         task = self.status()["task"]
         arguments = ["join", token, "--data", f"{name}.txt", "--home", name, "--approve", task]
         run([*arguments, "--no-start"], self.folder)

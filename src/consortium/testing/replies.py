@@ -21,8 +21,10 @@ from consortium.errors import (
     DeadlineExpiredError,
     InvalidInputError,
     Refusal,
+    TooStaleError,
     UnauthorizedClientError,
 )
+from consortium.testing.transitions import awaited_until_ms
 
 Reply = Refusal | None
 # Each rule takes the one kind of input that its table lists it under.
@@ -30,11 +32,13 @@ HeardRule = Callable[[Federation, Any], bool]
 ReplyRule = Callable[[Federation, Any, Reply], bool]
 
 
-def _spoken_of(state: Federation, number: int) -> Round | None:
-    for known in (state.round, state.ended):
-        if known is not None and known.number == number:
-            return known
-    return None
+def _spoken_of(state: Federation, number: int, seat: Seat) -> Round | None:
+    """The round that a site means by this number: the one that its invitation was kept by."""
+    known = [one for one in (state.round, state.ended) if one is not None]
+    for one in known:
+        if seat in one.invited and one.number_of(seat) == number:
+            return one
+    return next((one for one in known if one.number == number), None)
 
 
 def _at(state: Federation, number: int, step: Step) -> Round | None:
@@ -50,17 +54,24 @@ def strangers_are_refused(
     state: Federation, item: i.Submit | i.Fail | i.Score, reply: Reply
 ) -> bool:
     """Whoever is not on the roster or was not invited is told so, and nothing else."""
-    known = _spoken_of(state, item.round)
-    is_known = item.seat in state.roster and (known is None or item.seat in known.invited)
+    known = _spoken_of(state, item.round, item.seat)
+    is_invited = known is None or (
+        item.seat in known.invited and known.number_of(item.seat) == item.round
+    )
+    is_known = item.seat in state.roster and is_invited
     return is_known or isinstance(reply, UnauthorizedClientError)
 
 
 def updates_in_time_are_taken(state: Federation, item: i.Submit, reply: Reply) -> bool:
     """A site that is waited for can answer up to the deadline itself, and no later."""
-    present = _at(state, item.round, Step.TRAINING)
-    if present is None or item.seat not in present.waiting:
+    deadline_ms = awaited_until_ms(state, item.round, item.seat)
+    if deadline_ms is None:
         return True
-    return item.now_ms > present.deadline_ms and isinstance(reply, DeadlineExpiredError)
+    made, terms = state.passing.get(item.seat), state.terms
+    if item.now_ms <= deadline_ms and made is not None and terms is not None:
+        is_old = state.current - made.version > terms.max_staleness
+        return is_old and isinstance(reply, TooStaleError)
+    return item.now_ms > deadline_ms and isinstance(reply, DeadlineExpiredError)
 
 
 def the_same_update_again_is_fine(state: Federation, item: i.Submit, reply: Reply) -> bool:
@@ -75,25 +86,30 @@ def another_update_is_refused(state: Federation, item: i.Submit, reply: Reply) -
 
 
 def _held(state: Federation, number: int, seat: Seat) -> bytes | None:
-    known = _spoken_of(state, number)
-    if known is None or seat not in state.roster:
+    if seat not in state.roster:
         return None
-    return known.submitted.get(seat)
+    for made in (state.passing.get(seat), state.lapsed.get(seat)):
+        if made is not None and made.round == number:
+            return made.update
+    known = _spoken_of(state, number, seat)
+    is_meant = known is not None and known.number_of(seat) == number
+    return known.submitted.get(seat) if known is not None and is_meant else None
 
 
 def failures_are_heard(state: Federation, item: i.Fail) -> bool:
     """A site that is waited for and cannot go on is let go."""
-    present = _at(state, item.round, Step.TRAINING)
-    if present is not None:
-        return item.seat not in present.waiting
-    present = _at(state, item.round, Step.EVALUATING)
-    return present is None or item.seat not in present.unheard
+    present = state.round
+    if present is not None and item.seat in present.unheard:
+        return present.number_of(item.seat) != item.round
+    return awaited_until_ms(state, item.round, item.seat) is None
 
 
 def evaluations_in_time_are_taken(state: Federation, item: i.Score, reply: Reply) -> bool:
     """A member can evaluate the candidate up to the deadline itself, and no later."""
-    present = _at(state, item.round, Step.EVALUATING)
+    present = state.round
     if present is None or item.seat not in present.unheard:
+        return True
+    if present.number_of(item.seat) != item.round:
         return True
     if item.now_ms > present.evaluate_by_ms:
         return isinstance(reply, DeadlineExpiredError)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from consortium.core import duties as d
 from consortium.core.facts import RoundEnd
 from consortium.core.federation import owed, owed_by
-from consortium.core.ids import Seat
+from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step
 from consortium.core.terms import Close, Terms
@@ -160,7 +160,7 @@ def no_closing_is_overdue(state: Federation) -> bool:
     if present is None or present.step is not Step.TRAINING:
         return True
     count = len(present.accepted) - len(loud_among(present.accepted, terms.norm_factor))
-    has_enough = terms.close is Close.QUORUM or count >= present.target
+    has_enough = terms.close is Close.QUORUM or count >= (terms.buffer or present.target)
     is_answered = not present.waiting and not present.unchecked
     return count < present.quorum or not (has_enough or is_answered)
 
@@ -205,8 +205,11 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
         return state.finished is None or not duties
     kinds = [type(duty) for duty in duties]
     if present.step is Step.TRAINING:
-        checks = {(x.seat, x.update) for x in duties if isinstance(x, d.Check)}
-        expected = {(seat, present.submitted[seat]) for seat in present.unchecked}
+        checks = {(x.seat, x.update, x.base) for x in duties if isinstance(x, d.Check)}
+        expected = {
+            (seat, present.submitted[seat], _trained_from(present, seat))
+            for seat in present.unchecked
+        }
         return checks == expected and d.WakeAt(present.deadline_ms + 1) in duties
     if present.step is Step.EVALUATING:
         return duties == (d.WakeAt(present.evaluate_by_ms + 1),)
@@ -214,6 +217,11 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
         first = duties[0] if duties else None
         return isinstance(first, d.Judge) and first.evaluations == present.evaluation_count
     return kinds == [_DUTY_OF[present.step]]
+
+
+def _trained_from(known: Round, seat: Seat) -> Digest:
+    """The model that the seat was given with its invitation."""
+    return known.kept[seat].base if seat in known.kept else known.base
 
 
 _DUTY_OF: dict[Step, type[d.Duty]] = {
@@ -231,9 +239,15 @@ def every_member_is_summed_once(state: Federation) -> bool:
     present = state.round
     if present is None or present.step is not Step.SUMMING:
         return True
-    ranked = sorted((present.invited[seat], present.submitted[seat]) for seat in present.members)
+    in_order = sorted(present.members, key=lambda seat: present.invited[seat])
+    ranked = [(present.invited[seat], present.submitted[seat]) for seat in in_order]
+    ages = [
+        present.version - present.kept[seat].version if seat in present.kept else 0
+        for seat in in_order
+    ]
+    told = ages if _terms(state).is_buffered else []
     return all(
-        list(duty.updates) == ranked and duty.count == len(ranked)
+        list(duty.updates) == ranked and duty.count == len(ranked) and list(duty.staleness) == told
         for duty in owed(state)
         if isinstance(duty, d.Aggregate)
     )
@@ -255,19 +269,45 @@ def every_member_is_screened_once(state: Federation) -> bool:
 
 def sites_are_asked_for_what_is_open(state: Federation) -> bool:
     """A site is asked to train while it is waited for, to evaluate while it is unheard."""
-    present = state.round
+    present, terms = state.round, _terms(state)
     asked = [*(present.invited if present else ()), *state.roster.members, STRANGER]
     for seat in set(asked):
         kind: type[d.SiteDuty] | None = None
         if present is not None and seat in state.roster:
-            if present.step is Step.TRAINING and seat in present.waiting:
+            is_training = present.step is Step.TRAINING or terms.is_buffered
+            if is_training and seat in present.waiting:
                 kind = d.Train
             elif present.step is Step.EVALUATING and seat in present.unheard:
                 kind = d.Evaluate
+        elif seat in state.passing and state.passing[seat].update is None:
+            is_fresh = state.current - state.passing[seat].version <= terms.max_staleness
+            kind = d.Train if is_fresh else None
         duty = owed_by(state, seat)
         if (type(duty) if duty is not None else None) is not kind:
             return False
     return True
+
+
+def who_passes_on_was_not_counted(state: Federation) -> bool:
+    """Who passes on is on the roster, waits between rounds, and is in no sum that was made."""
+    if not state.passing:
+        return True
+    over = state.ended
+    is_between = state.round is None and over is not None and _terms(state).is_buffered
+    return is_between and all(
+        seat in state.roster and (over is None or seat not in over.members)
+        for seat in state.passing
+    )
+
+
+def what_is_summed_is_young_enough(state: Federation) -> bool:
+    """No member's model is older than the plan allows; with a barrier, none is older at all."""
+    terms = _terms(state)
+    return all(
+        0 <= known.version - known.kept[seat].version <= terms.max_staleness
+        for known in _rounds(state)
+        for seat in known.kept
+    )
 
 
 STATE_RULES: tuple[StateRule, ...] = (
@@ -293,4 +333,6 @@ STATE_RULES: tuple[StateRule, ...] = (
     every_member_is_screened_once,
     every_member_is_summed_once,
     sites_are_asked_for_what_is_open,
+    who_passes_on_was_not_counted,
+    what_is_summed_is_young_enough,
 )

@@ -6,8 +6,8 @@ core. When a fact of one kind may be written at all is in `causes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from consortium.core import facts as f
@@ -185,12 +185,50 @@ def receipts_go_forwards(change: Change) -> bool:
     """A receipt names the same update for ever, and what is final in it stays."""
     if change.before.round is None:
         return True
-    number = change.was.number
-    for seat in change.was.submitted:
+    was, is_over = change.was, change.after.round is None
+    for seat in was.submitted:
+        number = was.number_of(seat)
         old, new = receipt(change.before, number, seat), receipt(change.after, number, seat)
         if old is None or new is None or old.update != new.update:
             return False
-        if new.status not in _NEXT_STATUS[old.status]:
+        # It was accepted in a round that failed: the next one checks it again.
+        is_back = is_over and seat in change.after.passing and new.status is Status.RECEIVED
+        if new.status not in _NEXT_STATUS[old.status] and not is_back:
+            return False
+    return True
+
+
+def who_is_left_passes_on(change: Change) -> bool:
+    """Without a barrier, whoever trains still or was not summed goes on when a round ends; with
+    one nobody does. A federation that finishes lets all of them go."""
+    if change.before.round is None or change.after.round is not None:
+        return True
+    became, after = change.became, change.after
+    left = {*became.waiting, *became.unchecked}
+    left |= set() if became.members else became.accepted.keys()
+    expected = {seat for seat in left if seat in after.roster} if change.terms.is_buffered else {}
+    is_finished = any(isinstance(fact, f.FederationFinished) for fact in change.facts)
+    return after.passing.keys() == (set() if is_finished else set(expected))
+
+
+def another_model_withdraws_what_passes(change: Change) -> bool:
+    """Once another model or plan is in force, nobody goes on from the last."""
+    kinds = (f.RolledBack, f.ModelInstalled, f.PlanAdopted, f.FederationFinished)
+    is_other = any(isinstance(fact, kinds) for fact in change.facts)
+    return not is_other or not change.after.passing
+
+
+def what_passes_stays_the_same(change: Change) -> bool:
+    """An invitation that passes on keeps its round, model and deadline, and what was sent by it."""
+    old, new = change.before.passing, change.after
+    kept = new.round.kept if new.round is not None else {}
+    for seat, made in old.items():
+        if seat not in new.roster:
+            continue
+        now = new.passing.get(seat) or kept.get(seat) or new.lapsed.get(seat)
+        if now is None or replace(now, update=None) != replace(made, update=None):
+            return False
+        if made.update not in (None, now.update):
             return False
     return True
 
@@ -234,14 +272,33 @@ def _in_sight(change: Change) -> int:
 
 def spares(change: Change) -> set[Seat]:
     """The sites that could be called: eligible now, and not invited before."""
-    terms, now_ms = change.terms, change.item.now_ms
+    return ready_among(change, change.after.roster.members) - change.was.invited.keys()
+
+
+def ready_among(change: Change, seats: Iterable[Seat]) -> set[Seat]:
+    """Those of the seats that are eligible now."""
+    terms, members, now_ms = change.terms, change.after.roster.members, change.item.now_ms
     return {
         seat
-        for seat, member in change.after.roster.members.items()
-        if seat not in change.was.invited
-        and now_ms - member.seen_ms <= terms.seen_within_ms
-        and meets(member, terms.conditions)
+        for seat in seats
+        if seat in members
+        and now_ms - members[seat].seen_ms <= terms.seen_within_ms
+        and meets(members[seat], terms.conditions)
     }
+
+
+def awaited_until_ms(state: Federation, number: int, seat: Seat) -> int | None:
+    """The time up to which the seat's update is taken that it trains by its invitation of round
+    `number`; None if it is not waited for. Without a barrier it is, whatever the round does."""
+    present, terms, made = state.round, state.terms, state.passing.get(seat)
+    if present is None:
+        is_due = made is not None and made.round == number and made.update is None
+        return made.deadline_ms if made is not None and is_due else None
+    is_training = present.step is Step.TRAINING or (terms is not None and terms.is_buffered)
+    if not is_training or seat not in present.waiting or present.number_of(seat) != number:
+        return None
+    kept = present.kept.get(seat)
+    return present.deadline_ms if kept is None else kept.deadline_ms
 
 
 # ---- tables -------------------------------------------------------------------------
@@ -260,7 +317,7 @@ _NEXT_STATUS: dict[Status, tuple[Status, ...]] = {
 _ENDS = (f.RoundFailed, f.FederationFinished)
 _SETTLES = (f.UpdateExcluded, f.RoundClosed, f.BackupsInvited, f.DeadlineExtended, *_ENDS)
 _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
-    i.OpenRound: (f.RoundOpened,),
+    i.OpenRound: (f.RoundOpened, f.InvitationsKept),
     i.CancelRound: _ENDS,
     i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_SETTLES),
     i.RollBack: (f.RolledBack,),
@@ -272,7 +329,7 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.Submit: (f.UpdateReceived,),
     i.Fail: (f.SiteDropped, f.EvaluationClosed, *_SETTLES),
     i.Score: (f.Evaluated, f.EvaluationClosed),
-    i.Tick: (f.RoundOpened, f.SitesInvited, f.EvaluationClosed, *_SETTLES),
+    i.Tick: (f.RoundOpened, f.InvitationsKept, f.SitesInvited, f.EvaluationClosed, *_SETTLES),
     i.Drawn: (f.SelectionStarted, f.SitesInvited),
     i.Checked: (f.UpdateAccepted, f.UpdateRejected, *_SETTLES),
     i.Screened: (f.UpdateExcluded, f.UpdatesScreened, *_ENDS),
@@ -300,4 +357,7 @@ CHANGE_RULES: tuple[ChangeRule, ...] = (
     receipts_go_forwards,
     a_shortage_calls_backups,
     the_quorum_is_in_reach,
+    who_is_left_passes_on,
+    another_model_withdraws_what_passes,
+    what_passes_stays_the_same,
 )

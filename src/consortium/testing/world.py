@@ -47,7 +47,13 @@ from consortium.testing.world_network import START_MS, Calendar, Event, Network
 from consortium.testing.world_pace import Pace
 from consortium.testing.world_past import Violation
 from consortium.testing.world_rules import Watch
-from consortium.testing.world_setting import READY, REGION, Setting, draw_setting
+from consortium.testing.world_setting import (
+    READY,
+    REGION,
+    Setting,
+    draw_setting,
+    without_a_barrier,
+)
 from consortium.testing.world_site import SitePlayer, one_hot
 from consortium.testing.world_trouble import Trouble
 from consortium.testing.world_wire import Reply, Request
@@ -61,6 +67,7 @@ MakeHands = Callable[[Blobs, Clock], Hands]
 _TAIL = 30  # events that go on after a federation has finished: late ones among them
 _PATIENCE = 4000  # events within which everything must settle once the faults have stopped
 _RECORDED = 40
+_BUFFERED = 0.3  # of the seeds
 
 
 def weighted_mean(base: Vector, steps: Sequence[tuple[Vector, float]]) -> Vector:
@@ -87,7 +94,8 @@ class World:
 
     `make_hands` makes the hands of a coordinator, and `combine` says by the plain formula
     what they should make of a model and the members' (step, weight): the rule about sums
-    compares the two. Sites send a one-hot step, so that a sum shows who is in it.
+    compares the two. Sites send a one-hot step, so that a sum shows who is in it. Of the
+    seeds, some have no barrier; `is_buffered` says so for all of them, or for none.
     """
 
     def __init__(
@@ -98,9 +106,14 @@ class World:
         sites: int | None = None,
         make_hands: MakeHands | None = None,
         combine: Combine = weighted_mean,
+        is_buffered: bool | None = None,
     ) -> None:
         self.seed, self.rng = seed, Random(seed)
         self.setting = draw_setting(self.rng, terms, sites)
+        # By a die of its own: a seed that has a barrier goes as it always went.
+        die = Random(f"{seed} without a barrier")
+        if terms is None and (die.random() < _BUFFERED if is_buffered is None else is_buffered):
+            self.setting = without_a_barrier(self.setting, die)
         self.combine = combine
         self.calendar = Calendar()
         self.lines: list[str] = []  # the trace

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consortium.testing import world_bugs_protocol, world_bugs_stores
+from consortium.testing import world_bugs_buffer, world_bugs_protocol, world_bugs_stores
 from consortium.testing.patches import Plant
 
 
@@ -19,8 +19,11 @@ class Bug:
 
     name: str
     plant: Plant
+    is_buffered: bool | None = None  # True: only federations without a barrier have it
 
 
-BUGS = tuple(
-    Bug(name, plant) for name, plant in (*world_bugs_stores.PLANTS, *world_bugs_protocol.PLANTS)
+BUGS = (
+    *(Bug(name, plant) for name, plant in world_bugs_stores.PLANTS),
+    *(Bug(name, plant) for name, plant in world_bugs_protocol.PLANTS),
+    *(Bug(name, plant, is_buffered=True) for name, plant in world_bugs_buffer.PLANTS),
 )

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -74,10 +75,9 @@ class Totals:
                 self.first = result
 
 
-def run_seed(seed: int) -> Result:
+def run_seed(seed: int, is_buffered: bool | None = None) -> Result:
     """One world from its beginning to its end, or to the first broken rule."""
-    world = World(seed)
-    return run_world(world)
+    return run_world(World(seed, is_buffered=is_buffered))
 
 
 def run_world(world: World) -> Result:
@@ -110,7 +110,7 @@ def hunt(number: int, first: int = 0) -> Catch:
     bug = BUGS[number]
     with planted(bug):
         for seed in range(first, first + MAX_HUNT):
-            result = run_seed(seed)
+            result = run_seed(seed, bug.is_buffered)
             if result.rule:
                 return Catch(bug.name, seed - first + 1, result.rule, result.message)
     return Catch(bug.name, 0, "", "")
@@ -123,7 +123,7 @@ def run_command(arguments: Sequence[str] | None) -> int:
     """Parse and run; the exit code."""
     options = _parser().parse_args(arguments)
     if options.seed is not None:
-        return _one(options.seed, is_traced=options.trace)
+        return _one(options)
     if options.planted:
         return _hunt_all(options)
     return _campaign(options)
@@ -137,15 +137,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=workers, help="processes")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--trace", action="store_true", help="with --seed: every event")
+    help_text = "every federation without a barrier; without it, some"
+    parser.add_argument("--asynchronous", action="store_true", help=help_text)
     parser.add_argument("--planted", action="store_true", help="find the planted bugs instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _one(seed: int, *, is_traced: bool) -> int:
-    world = World(seed)
+def _one(options: argparse.Namespace) -> int:
+    seed = options.seed
+    world = World(seed, is_buffered=options.asynchronous or None)
     result = run_world(world)
-    if is_traced:
+    if options.trace:
         print(f"{world.setting}\n" + "\n".join(world.lines))
     print(f"seed {seed}: {result.steps} steps, {sum(result.faults.values())} faults, ", end="")
     print(f"{result.completed} rounds completed, {result.failed} failed")
@@ -159,17 +162,18 @@ def _campaign(options: argparse.Namespace) -> int:
     totals, began = Totals(), time.perf_counter()
     seeds = range(options.first, options.first + options.seeds)
     with _workers(options.workers) as spread:
-        for result in _shown(spread(run_seed, seeds), options.seeds, "worlds"):
+        run = partial(run_seed, is_buffered=options.asynchronous or None)
+        for result in _shown(spread(run, seeds), options.seeds, "worlds"):
             totals.add(result)
     seconds = time.perf_counter() - began
     if options.json:
         print(json.dumps({**asdict(totals), "seconds": round(seconds, 1)}, indent=2))
     else:
-        print("\n".join(_summary(totals, seconds)))
+        print("\n".join(_summary(totals, seconds, is_buffered=options.asynchronous)))
     return 1 if totals.violations else 0
 
 
-def _summary(totals: Totals, seconds: float) -> Iterator[str]:
+def _summary(totals: Totals, seconds: float, *, is_buffered: bool) -> Iterator[str]:
     for kind, count in sorted(totals.faults.items(), key=lambda pair: (-pair[1], pair[0])):
         yield f"{count:9,}  {kind}"
     yield f"{sum(totals.faults.values()):9,}  faults in all"
@@ -178,7 +182,9 @@ def _summary(totals: Totals, seconds: float) -> Iterator[str]:
     yield f"violations: {totals.violations}"
     if totals.first is not None:
         yield f"first: seed {totals.first.seed} broke {totals.first.rule}: {totals.first.message}"
-        yield f"replay: python -m consortium.testing.world --seed {totals.first.seed} --trace"
+        mode = " --asynchronous" if is_buffered else ""
+        replay = f"--seed {totals.first.seed}{mode} --trace"
+        yield f"replay: python -m consortium.testing.world {replay}"
 
 
 def _hunt_all(options: argparse.Namespace) -> int:

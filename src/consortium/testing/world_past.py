@@ -22,24 +22,15 @@ from consortium.errors import ModelFileError
 from consortium.ledger.merkle import EMPTY_ROOT, leaf_hash, node_hash
 from consortium.model import Vector, load_model, load_update, plain_form
 from consortium.testing.world_coordinator import CoordinatorPlayer
+from consortium.testing.world_invitations import Invitations
+from consortium.testing.world_violation import Violation, must
+
+__all__ = ["Violation", "must"]
 
 if TYPE_CHECKING:
     from consortium.testing.world import World
 
 _TOLERANCE = 1e-9  # of sums of a handful of numbers near one, in float64
-
-
-class Violation(Exception):
-    """A rule was broken."""
-
-    def __init__(self, rule: str, message: str) -> None:
-        super().__init__(f"{rule}: {message}")
-        self.rule, self.message = rule, message
-
-
-def must(holds: bool, rule: str, message: str) -> None:
-    if not holds:
-        raise Violation(rule, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +89,7 @@ class Past:
         self.counted: dict[int, set[Seat]] = {}
         self.candidates: dict[int, Digest] = {}
         self.models: dict[int, Digest] = {}
+        self.invitations = Invitations()
         self._departed: set[Seat] = set()
         self.rotations: set[int] = set()  # positions of new keys after the first
         self._rules: dict[type[Any], Callable[[Any], None]] = {
@@ -122,6 +114,7 @@ class Past:
             fact = decode(record)
             at_ms = player.clock.now_ms()
             must(fact.at_ms == at_ms, "I-T1", f"{name_of(fact)} has another clock's time")
+            self.invitations.add(fact)
             rule = self._rules.get(type(fact))
             if rule is not None:
                 rule(fact)
@@ -156,14 +149,15 @@ class Past:
 
     def _closed(self, fact: f.RoundClosed) -> None:
         for seat in fact.members:
-            made = self.updates.get(self.received.get((fact.round, seat), Digest(b"")))
+            asked = self.invitations.of[seat]
+            made = self.updates.get(self.received.get((asked.round, seat), Digest(b"")))
             must(made is not None, "I-A1", f"seat {seat} is counted and sent nothing")
             assert made is not None
             must(made.is_sound, "I-A1", f"an unsound update of seat {seat} is counted")
-            same = (made.seat, made.base) == (seat, self._open().base)
+            same = (made.seat, made.base) == (seat, asked.base)
             must(same, "I-A1", f"seat {seat} is counted with an update made for something else")
             # A liar may call its own update whatever it likes, if the base is the same.
-            is_now = made.round == fact.round or not self._world.is_honest(seat)
+            is_now = made.round == asked.round or not self._world.is_honest(seat)
             must(is_now, "I-A1", f"seat {seat} is counted with an update of another round")
         self._nobody_departed(fact.members)
 
@@ -189,11 +183,11 @@ class Past:
         for seat in sorted(open_round.members, key=lambda seat: open_round.invited[seat]):
             data = self._world.blobs.get(open_round.submitted[seat])
             update = load_update(data, plain_form(layout.size, layout.dtype))
-            steps.append((update.row, update.weight))
+            steps.append((self.invitations.factor(seat) * update.row, update.weight))
         return steps
 
     def _evaluated(self, fact: f.Evaluated) -> None:
-        is_member = fact.seat in self.counted.get(fact.round, ())
+        is_member = fact.seat in self.counted.get(self._open().number, ())
         must(is_member, "I-A1", f"seat {fact.seat} evaluated, and is no member")
         self.scored[fact.round, fact.seat] = fact
 

@@ -45,6 +45,7 @@ class Watch:
         self._kept_size = 0  # of the newest checkpoint that was written down
         self._finals: dict[tuple[int, Seat], Status] = {}
         self._acknowledged: list[tuple[int, Seat, Digest]] = []
+        self._settled: list[tuple[int, Seat, bool]] = []  # what sites were told for good
 
     def appended(self, player: CoordinatorPlayer, records: Sequence[bytes]) -> None:
         """These records are durable from now on."""
@@ -140,7 +141,9 @@ class Watch:
             first = self._finals.setdefault(key, given.status)
             must(first is given.status, "I-R5", f"receipt {key} was {first}, now {given.status}")
         if given.status is Status.COUNTED:
-            must(site.seat in self.past.counted[work.round], "I-R3", f"{key} is said to be counted")
+            number = self.past.invitations.counted_in.get(key, 0)
+            is_in = site.seat in self.past.counted.get(number, ())
+            must(is_in, "I-R3", f"{key} is said to be counted")
 
     def _proof(self, reply: Reply) -> None:
         must(reply.proof is not None, "I-L1", "a receipt came without a proof")
@@ -161,8 +164,12 @@ class Watch:
         must(self.past.models.get(version) == model, "I-R1", f"version {version} has two digests")
         duty = reply.duty
         if isinstance(duty, d.Evaluate):
-            is_candidate = self.past.candidates.get(duty.round) == duty.model
+            number = self.past.invitations.counted_in.get((duty.round, site.seat), 0)
+            is_candidate = self.past.candidates.get(number) == duty.model
             must(is_candidate, "I-R7", "a site is asked to evaluate what is not in the log")
+        if reply.settled is not None:
+            number, is_counted = reply.settled
+            self._settled.append((number, site.seat, is_counted))
 
     def kept(self, notes: Sequence[bytes]) -> None:
         """Checkpoints were written down for auditors."""
@@ -211,6 +218,9 @@ class Watch:
         held = {(x.round, x.seat, x.update) for x in facts if isinstance(x, f.UpdateReceived)}
         for entry in self._acknowledged:
             must(entry in held, "I-R4", f"{entry[:2]} was acknowledged and is gone")
+        for number, seat, is_counted in self._settled:
+            is_true = self.past.invitations.is_counted(number, seat) is is_counted
+            must(is_true, "I-R5", f"seat {seat} was told {is_counted} about round {number}")
         for site in self._world.honest:
             must(fold(site.records) == site.state, "I-R8", f"seat {site.seat} forgot something")
             for proof in site.proofs:

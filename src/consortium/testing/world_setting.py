@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from consortium.core.terms import (
@@ -46,6 +46,25 @@ def draw_setting(rng: Random, terms: Terms | None, sites: int | None) -> Setting
         orders=rng.choice((0, 1, 2, 3, 5)),
         backup=rng.choice(("", "", "", "", "", "", "undone", "undone", "kept")),
     )
+
+
+def without_a_barrier(setting: Setting, rng: Random) -> Setting:
+    """The same day for a federation whose sites do not wait for each other."""
+    terms, sites = setting.terms, setting.sites
+    quorum = rng.choice((1, 1, 2))
+    buffered = replace(
+        terms,
+        rounds=rng.choice((3, 5, 8)),
+        quorum=quorum,
+        wait_for=rng.randrange(quorum, sites),
+        overselect_ppm=PPM,
+        close=Close.ALL_OR_DEADLINE,
+        buffer=rng.choice((quorum, 2, 3)),
+        max_staleness=rng.choice((0, 1, 2, 20)),
+        discount_ppm=rng.choice((0, PPM // 2, PPM)),
+        duration_ms=rng.choice((6, 10, 20)) * MINUTE_MS,
+    )
+    return replace(setting, terms=replace(buffered, target=rng.choice((0, sites - 1, sites))))
 
 
 def draw_terms(rng: Random, sites: int) -> Terms:

@@ -1,13 +1,14 @@
 """What sites, operators and the coordinator say to each other: every body, in one place.
 
-Strict: no coercion, no unknown keys, no NaN, no duplicate keys. Digests and keys travel as
-lower-case hexadecimal. The routes that carry these are listed in docs/spec/wire.md.
+Strict: UTF-8, no coercion, no unknown keys, no NaN, no key twice, no deep nesting. Digests
+and keys travel as lower-case hexadecimal. docs/spec/wire.md lists the routes that carry these.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, NoReturn, TypeVar
+import math
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -17,15 +18,18 @@ MAX_JSON_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20  # what an agent sends at a time
 MAX_CHUNK_BYTES = 8 << 20  # what a coordinator takes at a time
 MAX_WAIT_MS = 60_000
+MAX_DEPTH = 8  # of a body: no message has more than four levels
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Hex16 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64})?$")]
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Code = Annotated[str, StringConstraints(pattern=r"^E0[0-9]{3}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 ReportName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-ReportValue = bool | int | Number | Annotated[str, StringConstraints(max_length=200)]
+Whole = Annotated[int, Field(gt=-(1 << 62), lt=1 << 62)]
+ReportValue = bool | Whole | Number | Annotated[str, StringConstraints(max_length=200)]
 
 
 class Message(BaseModel):
@@ -175,6 +179,52 @@ class Taken(Reply):
     taken: bool = True
 
 
+# ---- operators ----------------------------------------------------------------------
+
+
+class Invite(Message):
+    """A place for a site of this name."""
+
+    name: Name
+
+
+class Invited(Reply):
+    """The line that the site pastes, and until when it works."""
+
+    token: str
+    expires_ms: int
+
+
+class NewToken(Message):
+    """A token for an operator. Its scope is a tenant's federations, a list of federations, or
+    what is in both; `everywhere` says that it has no bounds, which must be said."""
+
+    label: Label
+    role: Literal["viewer", "officer", "lead", "admin"]
+    tenant: Name | None = None
+    federations: Annotated[list[Name], Field(min_length=1, max_length=1000)] | None = None
+    everywhere: bool = False
+    days: Annotated[int, Field(ge=1, le=366)] = 90
+
+
+class TokenTold(Reply):
+    """What is known of a token; the federations by name."""
+
+    label: str
+    role: str
+    tenant: str | None
+    federations: list[str] | None
+    created_ms: int
+    expires_ms: int
+
+
+class TokenMade(TokenTold):
+    """The token itself, told once, and the address where it is good."""
+
+    token: str
+    url: str
+
+
 # ---- the seed's own routes ----------------------------------------------------------
 
 
@@ -207,7 +257,10 @@ def read_body(kind: type[Body], data: bytes) -> Body:
     if len(data) > MAX_JSON_BYTES:
         raise WireError("the message is too long")
     try:
-        value = json.loads(data, object_pairs_hook=_object, parse_constant=_refuse)
+        value = json.loads(
+            data.decode(), object_pairs_hook=_object, parse_constant=_refuse, parse_float=_finite
+        )
+        _check_depth(value)
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
@@ -226,3 +279,25 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    """`1e999` is a number to JSON, and infinity to Python."""
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for one in level for child in _containers(one)]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def _containers(value: Any) -> list[Any]:
+    inside = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list):
+        return []
+    return [child for child in inside if isinstance(child, dict | list)]
