@@ -36,17 +36,8 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.network --json
 	@$(BIN)/python -m benchmarks.asynchronous --json
 
-soak: .venv/ready  ## the long campaigns
-	@$(BIN)/python -m consortium.testing.explore
-	@$(BIN)/python -m consortium.testing.world --planted
-	@$(BIN)/python -m consortium.testing.world --seeds 10000
-	@$(BIN)/python -m consortium.testing.crash
-	@$(BIN)/python -m consortium.testing.power_cut
-	@$(BIN)/python -m consortium.testing.kill_loop --cycles 60
-	@$(BIN)/python -m consortium.testing.cuts --cuts 200
-	@$(BIN)/python -m consortium.testing.crowd --sites 300 --uploads 100
-	@$(BIN)/python -m scripts.remove_checks
-	@HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest -m '' tests
+soak: .venv/ready  ## the long campaigns; docs/reference/soak.md says how they went
+	@$(BIN)/python scripts/soak.py
 
 docs: .venv/ready  ## write the generated parts of docs/ anew
 	@$(BIN)/python scripts/gen_docs.py

@@ -438,11 +438,11 @@ def test_clean_end_of_the_peer(port: Port) -> None:
 
 
 def test_ragged_end_of_the_peer(port: Port) -> None:
-    line = port.open()
-    line.sendall(b"x")
-    until(lambda: bool(port.peer().seen))
-    line.close()
-    until(lambda: port.peer().lost == [None])
+    with port.open() as line:
+        line.sendall(b"x")
+        until(lambda: bool(port.peer().seen))
+        line.shutdown(socket.SHUT_WR)  # of TCP; without a goodbye of TLS
+        until(lambda: port.peer().lost == [None])
     assert port.peer().eofs == 1
 
 
@@ -452,7 +452,7 @@ def test_reset_by_the_peer(port: Port) -> None:
     until(lambda: bool(port.peer().seen))
     line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     line.close()
-    until(lambda: len(port.peer().lost) == 1)  # to Python, it is an end like others
+    until(lambda: len(port.peer().lost) == 1)  # an end like others, before Python 3.13
 
 
 def test_reset_while_we_write(port: Port) -> None:

@@ -1,0 +1,132 @@
+"""Run every long campaign at its full size, and write down what came out.
+
+    python scripts/soak.py            # hours; docs/reference/soak.md is written anew
+    python scripts/soak.py crash cuts # only these; nothing is written
+
+A campaign is a command that ends with 0 when nothing was violated. One that fails does not
+stop the others. The page says which commit was tried, so run it on a clean one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "soak.md"
+_TESTING = "consortium.testing"
+
+# name -> arguments of `python`; sizes are the goals of a full campaign.
+CAMPAIGNS: dict[str, tuple[str, ...]] = {
+    "explore": ("-m", f"{_TESTING}.explore", "--clean-only", "--json"),
+    "explore-planted": ("-m", f"{_TESTING}.explore", "--planted"),
+    "world": ("-m", f"{_TESTING}.world", "--seeds", "10000", "--json"),
+    "world-async": ("-m", f"{_TESTING}.world", "--seeds", "1000", "--asynchronous", "--json"),
+    "world-planted": ("-m", f"{_TESTING}.world", "--planted"),
+    "crash": ("-m", f"{_TESTING}.crash"),
+    "power-cut": ("-m", f"{_TESTING}.power_cut"),
+    "kill-loop": ("-m", f"{_TESTING}.kill_loop", "--cycles", "120"),
+    "cuts": ("-m", f"{_TESTING}.cuts", "--cuts", "500"),
+    "crowd": ("-m", f"{_TESTING}.crowd", "--sites", "300", "--uploads", "100"),
+    "remove-checks": ("-m", "scripts.remove_checks"),
+    "tests": ("-m", "pytest", "-q", "-m", "", "tests"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How one campaign went."""
+
+    name: str
+    seconds: float
+    code: int
+    said: str  # its last line
+
+    @property
+    def row(self) -> str:
+        result = "0 violations" if self.code == 0 else f"**failed ({self.code})**"
+        command = " ".join(CAMPAIGNS[self.name])
+        return f"| {self.name} | `python {command}` | {self.seconds:.0f} | {result} | {self.said} |"
+
+
+def run(name: str) -> Ran:
+    """One campaign to its end; what it prints is shown as it comes."""
+    begun, last = time.monotonic(), ""
+    environment = os.environ | {"HYPOTHESIS_PROFILE": "soak"}
+    with subprocess.Popen(
+        [sys.executable, *CAMPAIGNS[name]],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+    return Ran(name, time.monotonic() - begun, process.returncode, _told(last))
+
+
+def _told(line: str) -> str:
+    """The last line as it may stand in a table: of a JSON object, what is short."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return line.replace("|", "/")[:200]
+    short = {key: value for key, value in told.items() if isinstance(value, int | float | str)}
+    return ", ".join(f"{key} {value}" for key, value in short.items())[:200].replace("|", "/")
+
+
+def page(ran: Sequence[Ran]) -> str:
+    commit = _git("rev-parse", "HEAD")[:12]
+    is_clean = not _git("status", "--porcelain", "--untracked-files=no")
+    where = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    lines = [
+        "# The last full campaign",
+        "",
+        "Written by `make soak` (`scripts/soak.py`); sizes and seeds are in the commands. What",
+        "each campaign looks for is told in its module, and in the",
+        "[threat model](../explanation/threat-model.md).",
+        "",
+        f"Commit `{commit}`{'' if is_clean else ' with changes'}, "
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {where}, Python {platform.python_version()}.",
+        "",
+        "| campaign | command | seconds | result | its last line |",
+        "|---|---|---|---|---|",
+        *(one.row for one in ran),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def main(names: Sequence[str]) -> int:
+    unknown = set(names) - set(CAMPAIGNS)
+    if unknown:
+        print(f"no campaign {', '.join(sorted(unknown))}; there are: {', '.join(CAMPAIGNS)}")
+        return 2
+    ran = []
+    for name in names or CAMPAIGNS:
+        print(f"\n---- {name}: python {' '.join(CAMPAIGNS[name])}", flush=True)
+        ran.append(run(name))
+        print(f"---- {name}: {ran[-1].seconds:.0f} s, exit {ran[-1].code}", flush=True)
+    if not names:
+        PAGE.write_text(page(ran), encoding="utf-8")
+        print(f"\nwritten: {PAGE.relative_to(ROOT)}")
+    return 1 if any(one.code for one in ran) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
