@@ -21,6 +21,7 @@ from consortium.tensors import (
     CODES,
     DTYPES,
     METADATA,
+    File,
     Tensors,
     TensorSpec,
     arrays_of,
@@ -156,7 +157,7 @@ def save_model(layout: Layout, vector: Vector) -> bytes:
     return write_header(layout.specs, {}) + numbers
 
 
-def load_model(layout: Layout, data: bytes) -> Vector:
+def load_model(layout: Layout, data: File) -> Vector:
     """The vector of a model file of exactly this layout, to be read only; refuses anything
     else."""
     start = read_model_header(layout, data)
@@ -169,7 +170,7 @@ def load_model(layout: Layout, data: bytes) -> Vector:
     return vector
 
 
-def read_model_header(layout: Layout, data: bytes, size_bytes: int | None = None) -> int:
+def read_model_header(layout: Layout, data: File, size_bytes: int | None = None) -> int:
     """Where the numbers start in a model file of exactly this layout; refuses anything else.
     With the file's size, its beginning suffices."""
     try:
@@ -268,6 +269,9 @@ def read_update_header(
         weight, base = float(about["weight"]), bytes.fromhex(about["base"])
     except ValueError:
         raise FormatError("base or weight of the update is malformed") from None
+    # One spelling, as `save_update` has it: Python also reads `1_0`, spaces and other digits.
+    if (repr(weight), base.hex()) != (about["weight"], about["base"]):
+        raise FormatError("base or weight of the update is malformed")
     if not math.isfinite(weight) or weight <= 0:
         raise FormatError("the update's weight is not finite or not positive")
     return weight, Digest(base), start

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from consortium.errors import FormatError
 
 Tensors = Mapping[str, npt.NDArray[Any]]  # any type comes in; a layout says which may leave
+
+File = bytes | mmap  # all of a file, read or mapped
 
 MAX_HEADER_BYTES = 1 << 20
 METADATA = "__metadata__"  # the one name that safetensors keeps for itself
@@ -73,7 +76,7 @@ def load_tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
     return {name: array.copy() for name, array in arrays_of(specs, data, start).items()}
 
 
-def arrays_of(specs: Sequence[TensorSpec], data: bytes, start: int) -> dict[str, npt.NDArray[Any]]:
+def arrays_of(specs: Sequence[TensorSpec], data: File, start: int) -> dict[str, npt.NDArray[Any]]:
     """Read-only views of the tensors in a file whose header was read."""
     arrays = {}
     for spec in specs:
@@ -103,7 +106,7 @@ def header_bytes(data: bytes) -> int:
 
 
 def read_header(
-    data: bytes | memoryview, size_bytes: int | None = None
+    data: File | memoryview, size_bytes: int | None = None
 ) -> tuple[tuple[TensorSpec, ...], dict[str, str], int]:
     """(tensors, metadata, where the numbers start) of a safetensors file.
 
@@ -116,7 +119,9 @@ def read_header(
     if len(data) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or start > len(data):
         raise FormatError("the header is missing, cut off or longer than 1 MiB")
     try:
-        entries = json.loads(bytes(data[_LENGTH_BYTES:start]), object_pairs_hook=_no_duplicates)
+        # Decoded here: of bytes, `json` would guess the encoding, and take UTF-16 or a mark.
+        text = bytes(data[_LENGTH_BYTES:start]).decode()
+        entries = json.loads(text, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError):
         raise FormatError("the header is not JSON") from None
     if not isinstance(entries, dict):

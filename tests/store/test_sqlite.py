@@ -332,6 +332,25 @@ def test_a_finished_file_becomes_a_blob(tmp_path: Path) -> None:
     assert blobs.get(digest) == b"some bytes"
 
 
+def test_a_file_that_was_compared_while_it_was_written_is_not_read_again(tmp_path: Path) -> None:
+    blobs, upload = FileBlobs(tmp_path / "blobs"), tmp_path / "upload"
+    upload.write_bytes(b"other bytes")
+    digest = digest_of(b"some bytes")
+    blobs.adopt(upload, digest, is_compared=True)
+    with pytest.raises(CorruptBlobError):  # who reads all of it, notices
+        blobs.get(digest)
+
+
+def test_a_mapped_blob_is_read_where_it_lies(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    digest = blobs.put(b"some bytes")
+    with blobs.mapped(digest) as data:
+        assert data[:] == b"some bytes"
+    blobs.drop(digest)
+    with pytest.raises(MissingBlobError):
+        blobs.mapped(digest)
+
+
 def test_a_file_with_other_bytes_is_not_adopted_and_stays(tmp_path: Path) -> None:
     blobs, upload = FileBlobs(tmp_path / "blobs"), tmp_path / "upload"
     upload.write_bytes(b"some byteZ")

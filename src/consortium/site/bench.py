@@ -185,7 +185,7 @@ class Bench:
         return replace(made, rng=rng, own_seed=about.own_seed)
 
     def _model(self, name: str) -> Vector:
-        return load_model(self.local.layout, self.blobs.get(_digest(name)))
+        return load_model(self.local.layout, self.blobs.mapped(_digest(name)))
 
     def _kept(self, name: str | None) -> bytes | None:
         """What the site keeps with the present model. The log says what it is; a file of which

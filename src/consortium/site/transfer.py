@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -58,18 +59,18 @@ class Transfer:
             part = self._folder / f"{digest.hex()}.part"
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._download(digest, part, most_bytes, on_progress)
-                if not self._adopt(part, digest):  # what lay here may have been damaged
-                    self._download(digest, part, most_bytes, on_progress)
-                    if not self._adopt(part, digest):
+                whole = self._download(digest, part, most_bytes, on_progress)
+                if not self._adopt(part, digest, whole):  # what lay here may have been damaged
+                    whole = self._download(digest, part, most_bytes, on_progress)
+                    if not self._adopt(part, digest, whole):
                         what = f"blob {digest.hex()[:16]}…"
                         raise CorruptBlobError(f"the coordinator sends other bytes than {what}")
             except OSError as error:
                 raise StoreFailedError(f"{part}: {error.strerror}") from None
 
-    def _adopt(self, part: Path, digest: Digest) -> bool:
+    def _adopt(self, part: Path, digest: Digest, whole: bytes | None) -> bool:
         try:
-            self._blobs.adopt(part, digest)
+            self._blobs.adopt(part, digest, is_compared=whole == digest)
         except CorruptBlobError:
             part.unlink()
             return False
@@ -77,8 +78,8 @@ class Transfer:
 
     def _download(
         self, digest: Digest, part: Path, most_bytes: int, on_progress: OnProgress
-    ) -> None:
-        """All that is missing at the end of `part`."""
+    ) -> bytes | None:
+        """All that is missing at the end of `part`; the digest of everything, if all came now."""
         with part.open("ab", buffering=_WRITE_BYTES) as file:
             start = file.seek(0, os.SEEK_END)
             request = self._client.prepare("GET", f"/v1/blobs/{digest.hex()}")
@@ -86,17 +87,24 @@ class Transfer:
             more = {"Range": f"bytes={start}-", "If-Range": tag} if start else {}
             with self._client.open(request, more=more, takes=(416,)) as response:
                 if response.status_code == 416:
-                    return  # nothing is missing, or nothing fits: the digest tells
+                    return None  # nothing is missing, or nothing fits: the digest tells
                 if response.status_code != 206:  # from the beginning, whatever was asked for
                     file.truncate(0)
                     start = 0
+                found = sha256() if start == 0 else None
                 total = _total(response, start)
                 _check_size(total, most_bytes)
+                told = start
                 for data in response.iter_raw():
                     file.write(data)
+                    if found is not None:
+                        found.update(data)
                     start += len(data)
                     _check_size(start, most_bytes)
-                    on_progress(start, total)
+                    if start - told >= _WRITE_BYTES or start == total:
+                        told = start
+                        on_progress(start, total)
+        return None if found is None else found.digest()
 
     # ---- up -------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS records (
 """
 _FORMAT = 1  # PRAGMA user_version
 _BUSY_S = 30.0
-_POLL_S = 0.05  # how soon `follow` sees what another process appended
+_POLL_S = 0.2  # how soon `follow` sees what another process appended
 _READ_ROWS = 1000
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 
