@@ -94,6 +94,31 @@ def test_site_killed_in_training_comes_back_and_counts(tmp_path: Path, made: lis
     check_receipts(sites[0], [1])
 
 
+def test_base_that_was_damaged_while_the_agent_was_away_is_fetched_anew(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small = found(tmp_path, rounds=1)
+    made.append(small)
+    sites = three(small)
+    sites[0].slow_down()
+    for site in sites:
+        site.agent.start()
+    wait_for(sites[0].trained)
+    sites[0].agent.kill()
+    (taken,) = [fact for fact in sites[0].facts() if isinstance(fact, s.InvitationTaken)]
+    path = sites[0].home / "blobs" / taken.base.hex()[:2] / taken.base.hex()[2:]
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] + b"\x00\x00\x80\x3f")  # another number, finite too
+    assert path.read_bytes() != whole
+    sites[0].agent.start()
+    wait_for(lambda: len(sites[0].trained()) == 2)
+    assert path.read_bytes() == whole
+    sites[0].go_on()
+    assert [site.agent.wait() for site in sites] == [0, 0, 0]
+    assert small.status()["version"] == 1
+    check_receipts(sites[0], [1])
+
+
 def test_what_was_spooled_is_sent_and_never_made_again(tmp_path: Path, made: list[Small]) -> None:
     """The coordinator is killed while a site trains, the site when it has trained."""
     small = found(tmp_path, rounds=2)

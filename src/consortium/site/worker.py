@@ -14,7 +14,7 @@ from functools import partial
 from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core.ids import Digest
-from consortium.errors import ConsortiumError, OnHoldError
+from consortium.errors import ConsortiumError, CorruptBlobError, OnHoldError
 from consortium.site.answers import Answers
 from consortium.site.clock import Patience
 from consortium.site.events import Event, Kind
@@ -199,8 +199,13 @@ class Worker:
     # ---- models ---------------------------------------------------------------------
 
     def _fetch(self, digest: Digest, study: ReviewedStudy) -> None:
-        tools = self._tools
-        if not tools.home.blobs.has(digest):
+        tools, blobs = self._tools, self._tools.home.blobs
+        if digest not in self._passing and blobs.has(digest):
+            try:
+                blobs.check(digest)  # from before a restart: the task does not compare it again
+            except CorruptBlobError:
+                blobs.drop(digest)
+        if not blobs.has(digest):
             on_progress = partial(tools.progress, "fetching a model")
             tools.studies.fetch_tensors(digest, study.layout, on_progress)
         self._passing.add(digest)
