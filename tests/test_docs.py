@@ -241,6 +241,16 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    page = (ROOT / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 30
+    for file, name in named:
+        path = ROOT / "tests" / file
+        assert path.is_file(), file
+        assert not name or f"def {name}(" in path.read_text(encoding="utf-8"), name
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     linked: set[Path] = set()
     queue = [ROOT / "docs" / "README.md"]
