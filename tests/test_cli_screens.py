@@ -27,7 +27,8 @@ from consortium.cli.checkup import Verdict
 from consortium.cli.doctor import checks_grid
 from consortium.cli.fetch import fetch
 from consortium.cli.happenings import happening
-from consortium.cli.hosting import Address, parse_listen
+from consortium.cli.hosting import Address
+from consortium.cli.listen import parse_listen
 from consortium.cli.model import model_sheet, models_grid
 from consortium.cli.operator import Operator
 from consortium.cli.patients import examine

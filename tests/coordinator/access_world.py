@@ -304,6 +304,10 @@ class World:
             self.spare = self.enrol(ALPHA, self.fresh("spare"))
         return b"", path.replace("{site}", self.spare.row.name)
 
+    def _listens(self, path: str, person: Person) -> tuple[dict[str, Any], str]:
+        _, there = self._revoke(path, person)
+        return {"url": None}, there
+
     def _start(self, path: str, person: Person) -> dict[str, str]:
         return {"federation": ALPHA}
 
@@ -332,6 +336,7 @@ _SPECIAL = {
     ("POST", "/federated/client/register"): "_register",
     ("POST", f"{_F}/invites"): "_invite",
     ("POST", f"{_F}/sites/{{site}}/revoke"): "_revoke",
+    ("POST", f"{_F}/sites/{{site}}/listens"): "_listens",
     ("POST", "/federated/server/start"): "_start",
     ("POST", "/v1/tokens"): "_new_token",
     ("POST", "/v1/tokens/{label}/revoke"): "_revoke_token",

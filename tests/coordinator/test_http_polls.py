@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from consortium.coordinator import rooms
+from consortium.coordinator.rates import UnderWay
 from consortium.coordinator.threads import READERS, WRITERS
 from consortium.wire.signing import RequestLine, new_nonce, sign
 from tests.coordinator.wired import FEDERATION, Answered, Site, Wired, until, wire
@@ -24,8 +26,10 @@ MANY = 100
 
 
 @pytest.fixture
-def wired(tmp_path: Path) -> Iterator[Wired]:
+def wired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wired]:
+    monkeypatch.setattr(rooms, "PER_KNOWN", MANY + 10)  # one site plays many
     with wire(tmp_path) as found:
+        found.server._edge.gate.under_way = UnderWay(MANY + 10)
         yield found
 
 

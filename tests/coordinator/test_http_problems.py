@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from consortium.coordinator import bodies
+from consortium.coordinator import patience
 from consortium.coordinator.app import MODULES, make_app
 from consortium.coordinator.problems import Problem, problem, refusal, status_of
 from consortium.errors import Fault, every_error
@@ -136,7 +136,7 @@ def test_trouble_with_the_disk_is_ours_and_passes(tmp_path: Path) -> None:
 def test_body_that_does_not_come_is_not_waited_for(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "IDLE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     connection = wired.connect()
     connection.putrequest("POST", "/v1/enrol")
     connection.putheader("Content-Length", "10")

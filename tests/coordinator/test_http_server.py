@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from consortium.coordinator import protocol
 from consortium.coordinator.logs import JsonLines, PlainLines, start_logging
 from consortium.coordinator.office import Office
 from consortium.coordinator.serve import Identity, Server, names_of
@@ -134,8 +135,11 @@ def test_host_that_is_not_here_is_told(wired: Wired) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost:"])
-def test_connection_that_says_nothing_ends(wired: Wired, sent: bytes) -> None:
-    wired.server.config.timeout_keep_alive = 1
+def test_connection_that_says_nothing_ends(
+    wired: Wired, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "FIRST_S", 1.0)
+    monkeypatch.setattr(protocol, "HEAD_S", 1.0)
     line = tls(wired.port)
     line.sendall(sent)
     start_s = time.monotonic()

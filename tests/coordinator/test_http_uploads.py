@@ -180,7 +180,7 @@ def test_length_must_be_told(site: Site, data: bytes) -> None:
         "PATCH", line.path, body=iter([b"x"]), headers=sign(line, site.key), encode_chunked=True
     )
     response = connection.getresponse()
-    assert response.status == 400
+    assert response.status == 411
     assert b"E0810" in response.read()
     connection.close()
 
@@ -235,3 +235,10 @@ def test_upload_with_other_bytes_than_its_name_says_begins_again(site: Site, dat
 def test_offset_must_be_a_number(site: Site, data: bytes, query: str) -> None:
     told = site.call("PATCH", place(data, 0).partition("?")[0] + query, b"x")
     assert (told.status, told.code) == (422, "E0810")
+
+
+def test_empty_chunk_is_no_trouble_of_ours(site: Site, data: bytes) -> None:
+    told = site.call("PATCH", place(data, 0), b"")
+    assert (told.status, told.json["offset"]) == (200, 0)
+    site.upload(data)
+    assert site.submit(data).status == 200

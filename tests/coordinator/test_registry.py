@@ -469,6 +469,16 @@ def test_old_answers_are_forgotten(registry: Registry) -> None:
     assert registry.answer("site-1", "n3") is not None
 
 
+def test_site_keeps_its_newest_answers_only(registry: Registry) -> None:
+    for number in range(5):
+        registry.keep_answer("site-1", f"n{number}", "aa", 200, b"", NOW_MS)
+    registry.keep_answer("site-2", "n0", "aa", 200, b"", NOW_MS)
+    assert registry.forget_most_answers("site-1", 2) == 3
+    kept = [registry.answer("site-1", f"n{number}") is not None for number in range(5)]
+    assert kept == [False, False, False, True, True]
+    assert registry.answer("site-2", "n0") is not None
+
+
 def test_one_of_many_answers_at_once_stands(registry: Registry, path: Path) -> None:
     others = [Registry(path) for _ in range(3)]
     with ThreadPoolExecutor(16) as pool:

@@ -18,6 +18,7 @@ from consortium.errors import (
     AlreadySubmittedError,
     RestoredBackupError,
     SignatureError,
+    StoreFailedError,
     VerificationError,
     WireError,
 )
@@ -92,6 +93,29 @@ def test_round_is_settled_before_the_next_is_taken(scene: Scene) -> None:
     assert (scene.state.round, scene.state.unsettled) == (2, 0)
     assert scene.state.private_state == MODEL
     assert scene.asked()["have"] == ""
+
+
+def test_state_that_could_not_be_moved_is_moved_before_the_next_question(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.approve()
+    _sent(scene)
+    moved: list[int] = []
+
+    def settle(number: int, is_counted: bool) -> None:
+        moved.append(number)
+        if len(moved) == 1:
+            raise StoreFailedError("the disk is full")
+
+    monkeypatch.setattr(scene.tools.home, "settle", settle)
+    scene.says["settled"] = {"round": 1, "is_counted": True}
+    scene.invite(scene.train(2))
+    with pytest.raises(StoreFailedError):
+        scene.listener.ask()
+    assert (scene.state.unsettled, scene.state.round) == (0, 1)  # the log will not say it again
+    del scene.says["settled"]
+    assert scene.listener.ask()
+    assert (moved, scene.state.round) == ([1, 1], 2)
 
 
 def _sent(scene: Scene) -> None:

@@ -29,6 +29,14 @@ Reports = Annotated[
 UntilFinished = Annotated[
     bool, typer.Option("--until-finished", help="End when the federation is over.")
 ]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="CONSORTIUM_LISTEN",
+        help="Connect to nobody: wait here for the coordinator's calls.",
+    ),
+]
 DEFAULT_HOME = Path("site")
 
 
@@ -43,6 +51,7 @@ def agent(
     ] = None,
     report: Reports = None,
     until_finished: UntilFinished = False,
+    listen: Listen = None,
 ) -> None:
     """Go on as a site that has joined: listen, train, send. Ctrl-C ends it at any time."""
     from consortium.site.enrol import check_data
@@ -57,13 +66,14 @@ def agent(
         found.change(url=url)
     if report:
         add_to_report(found, report)
-    run_agent(found, until_finished=until_finished)
+    run_agent(found, until_finished=until_finished, listen=listen)
     envelope("agent", {"home": str(found.path), "site": found.enrolment.name})
 
 
-def run_agent(home: SiteHome, *, until_finished: bool) -> None:
+def run_agent(home: SiteHome, *, until_finished: bool, listen: str | None = None) -> None:
     """Work until a signal comes, or the federation is over."""
     from consortium.cli.agent_voice import AgentVoice
+    from consortium.cli.listen import parse_listen
     from consortium.site.agent import Agent, leave_marker
 
     held = home.enrolment
@@ -73,7 +83,13 @@ def run_agent(home: SiteHome, *, until_finished: bool) -> None:
         )
     interrupted = False
     with AgentVoice() as voice:
-        made = Agent(home, on_event=voice.event, on_work=voice.work, until_finished=until_finished)
+        made = Agent(
+            home,
+            on_event=voice.event,
+            on_work=voice.work,
+            until_finished=until_finished,
+            listen=None if listen is None else parse_listen(listen),
+        )
 
         def end(number: int, _: object) -> None:
             nonlocal interrupted

@@ -159,9 +159,11 @@ def clock(date: str, now_s: float) -> Check:
 # ---- what lies here -----------------------------------------------------------------
 
 
-def disk(folder: Path) -> Check:
-    """Room for models and updates."""
+def disk(folder: Path, least_bytes: int = 0) -> Check:
+    """Room for models and updates. With less than `least_bytes` it does not work any more."""
     free = shutil.disk_usage(folder).free
+    if free < least_bytes:
+        return fail("disk", f"{words.size(free)} free", f"make room on the disk of {folder}")
     if free < _DISK_BYTES:
         return warn("disk", f"{words.size(free)} free", f"make room on the disk of {folder}")
     return ok("disk", f"{words.size(free)} free")

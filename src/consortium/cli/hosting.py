@@ -25,27 +25,13 @@ from consortium.errors import (
     FederationOverError,
     InsufficientParticipantsError,
     PlanFileError,
-    UsageError,
 )
 from consortium.plan import read_plan
 
 _FAREWELL_S = 3.0  # for sites to fetch the last model
 _LOOK_S = 1.0
-_MAX_PORT = 65_535
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _EVERYWHERE = ("0.0.0.0", "::")
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """`HOST:PORT`, where an IPv6 address stands in brackets.
-
-    >>> parse_listen("0.0.0.0:8443"), parse_listen("[::]:8443")
-    (('0.0.0.0', 8443), ('::', 8443))
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > _MAX_PORT:
-        raise UsageError(f"--listen {text} is not HOST:PORT", hint="--listen 0.0.0.0:8443")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 @dataclass(frozen=True, slots=True)

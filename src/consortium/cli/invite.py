@@ -15,8 +15,22 @@ from consortium.errors import UsageError
 SiteName = Annotated[str, typer.Argument(metavar="NAME", help="The site's name, such as charite.")]
 
 
+_Listens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Call the site there, because it may not connect: https://HOST:PORT.",
+    ),
+]
+
+
 @command
-def invite(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
+def invite(
+    name: SiteName,
+    coordinator: Folder = DEFAULT_FOLDER,
+    federation: Named = None,
+    listens: _Listens = None,
+) -> None:
     """Print one line for a site to paste. It is for this site, works once, and expires."""
     from consortium.wire.token import is_site_name
 
@@ -26,7 +40,8 @@ def invite(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Nam
             hint="1 to 64 letters, digits, dashes and underscores, such as charite",
         )
     with operator(coordinator) as found:
-        told = found.post(f"{found.federation(federation)}/invites", {"name": name})
+        place = f"{found.federation(federation)}/invites"
+        told = found.post(place, {"name": name} | ({"listens": listens} if listens else {}))
     line = f"consortium join {told['token']}"
     say(f"For {name} alone: works once, until {words.moment(told['expires_ms'])}. Paste it there:")
     data(line)
@@ -42,3 +57,20 @@ def revoke(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Nam
         told = found.post(path)
     data(f"{name} is out")
     envelope("revoke", told)
+
+
+@command
+def listens(
+    name: SiteName,
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="https://HOST:PORT; none: it connects.")
+    ] = None,
+    coordinator: Folder = DEFAULT_FOLDER,
+    federation: Named = None,
+) -> None:
+    """Say where a site listens for calls, or that it connects by itself again."""
+    with operator(coordinator) as found:
+        path = f"{found.federation(federation)}/sites/{quote(name, safe='')}/listens"
+        told = found.post(path, {"url": url})
+    data(f"{name} is called at {url}" if url else f"{name} is not called: it connects by itself")
+    envelope("listens", told)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from consortium.cli.agent import DEFAULT_HOME, HomeFolder, Reports, UntilFinished, run_agent
+from consortium.cli.agent import DEFAULT_HOME, HomeFolder, Listen, Reports, UntilFinished, run_agent
 from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.errors import NoModelError, UnreachableError, UsageError
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
     from consortium.site.review import ReviewedStudy
 
 _ASK_AGAIN_S = 2.0
+_Records = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", help="This site's own records. They stay. Asked for if left out."
+    ),
+]
 
 
 @command
 def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that the lead sent.")],
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="This site's own records. They stay. Asked for if left out.",
-        ),
-    ] = None,
+    records: _Records = None,
     home: HomeFolder = DEFAULT_HOME,
     approve: Annotated[
         str | None,
@@ -44,6 +43,7 @@ def join(
     ] = None,
     report: Reports = None,
     until_finished: UntilFinished = False,
+    listen: Listen = None,
     start: Annotated[
         bool, typer.Option("--start/--no-start", help="Go on as the agent, or end here.")
     ] = True,
@@ -68,7 +68,7 @@ def join(
     if study is not None:
         _look_at(joined.home, study, approve)
     if start:
-        run_agent(joined.home, until_finished=until_finished)
+        run_agent(joined.home, until_finished=until_finished, listen=listen)
     held = joined.home.enrolment
     told = {"site": held.name, "federation": held.federation_name, "words": list(held.words)}
     envelope("join", {**told, "home": str(joined.home.path)})

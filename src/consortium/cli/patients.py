@@ -8,6 +8,7 @@ from pathlib import Path
 from consortium.cli import checkup
 from consortium.cli.checkup import Check
 from consortium.cli.operator import DEFAULT_FOLDER, OPERATOR_FILE, read_access
+from consortium.coordinator.uploads import RESERVE_BYTES
 from consortium.errors import ConsortiumError, NotEnrolledError
 from consortium.site.home import DEFAULT_HOME, SiteHome, is_home
 from consortium.site.transport import Client, verified_context
@@ -45,7 +46,7 @@ def _coordinator(folder: Path) -> Iterator[Check]:
         )
     finally:
         client.close()
-    yield checkup.disk(folder)
+    yield checkup.disk(folder, RESERVE_BYTES)
     yield checkup.certificate("authority", folder / "authority.pem", _NEW_AUTHORITY)
     yield checkup.database(folder / "log.sqlite")
     yield checkup.database(folder / "registry.sqlite")

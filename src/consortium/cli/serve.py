@@ -65,7 +65,8 @@ def serve(
     """Start a coordinator: sites join it, train, and get the common model. Ctrl-C ends it."""
     import logging
 
-    from consortium.cli.hosting import Address, parse_listen
+    from consortium.cli.hosting import Address
+    from consortium.cli.listen import parse_listen
     from consortium.coordinator.logs import start_logging
     from consortium.coordinator.office import Office
     from consortium.drive.clock import SystemClock

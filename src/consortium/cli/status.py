@@ -258,4 +258,6 @@ def _seen(site: Site, now_ms: int) -> str:
     if site.seat is None:
         return "not yet joined"
     seen = words.ago(site.seen_ms, now_ms)
+    if site.listens is not None:
+        seen = f"{seen}, called at {site.listens}"
     return seen if site.objection is None else f"{seen}; {words.objection(site.objection)}"

@@ -71,6 +71,7 @@ class Site(Told):
     revoked_ms: int | None
     seen_ms: int | None
     objection: str | None
+    listens: str | None = None  # where it is called
 
 
 class Tensor(Told):

@@ -25,13 +25,14 @@ from consortium.coordinator import (
 from consortium.coordinator.bodies import inflow_of
 from consortium.coordinator.described import describe
 from consortium.coordinator.edge import Edge
-from consortium.coordinator.gate import VISIT, guarded
+from consortium.coordinator.gate import VISIT, guarded, leave
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
 from consortium.coordinator.problems import add_handlers, route_of, unexpected
 from consortium.coordinator.shortcut import shortcut
 from consortium.errors import InternalError
 from consortium.wire.messages import MAX_CHUNK_BYTES
+from consortium.wire.version import PRESENT, PROTOCOL
 
 # Whatever the environment says. Versions of the framework that have none take no notice.
 _NO_TELEMETRY: dict[str, Any] = {
@@ -39,6 +40,7 @@ _NO_TELEMETRY: dict[str, Any] = {
 }
 MODULES = (routes_open, routes_site, routes_operator, routes_token, routes_seed)
 _FIRST_REFUSAL = 400
+_VERSION = (PROTOCOL.lower().encode(), str(PRESENT).encode())
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +105,7 @@ class Outermost:
             if message["type"] == "http.response.start":
                 _check_visit(scope, message)
                 course.status = message["status"]
+                message["headers"] = [*message.get("headers", []), _VERSION]
                 _end_endless_body(scope, message)
             else:
                 course.sent += len(message.get("body", b""))
@@ -122,6 +125,7 @@ class Outermost:
                 raise
             await unexpected(error)(scope, counted_receive, counted_send)
         finally:
+            leave(scope)
             self._count(scope, course)
 
     def _count(self, scope: Scope, course: _Course) -> None:

@@ -1,20 +1,17 @@
-"""Reading request bodies: never more than allowed, never longer than patience lasts."""
+"""Reading request bodies, never more than allowed. How long one may take is the protocol's
+matter (`protocol.py`): it fails the inflow, and whoever reads is told."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from hashlib import sha256
 
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from consortium.coordinator.protocol import EXTENSION, INFLOW, Inflow
 from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnsignedRequestError, WireError
-
-IDLE_S = 60.0  # for the next piece of a body; not longer than twice as much is waited
 
 
 def inflow_of(scope: Scope) -> Inflow:
@@ -30,7 +27,7 @@ async def take_pieces(request: Request, take: Callable[[bytes], None]) -> None:
     inflow.take = take
     try:
         while True:
-            message = await _next(request, inflow)
+            message = await request.receive()
             if inflow.failure is not None:
                 raise inflow.failure
             if message["type"] == "http.disconnect":
@@ -41,19 +38,6 @@ async def take_pieces(request: Request, take: Callable[[bytes], None]) -> None:
                 return
     finally:
         inflow.take = None
-
-
-async def _next(request: Request, inflow: Inflow) -> Message:
-    """What the server says when it is not a piece that was taken: mostly, that the body ends."""
-    while True:
-        count = inflow.count
-        try:
-            async with asyncio.timeout(IDLE_S):
-                return await request.receive()
-        except TimeoutError:
-            if inflow.count == count:
-                told = {"connection": "close"}
-                raise HTTPException(408, "the rest of the body did not come", told) from None
 
 
 async def until_gone(receive: Receive) -> None:

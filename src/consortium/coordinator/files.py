@@ -24,7 +24,6 @@ from consortium.errors import MissingBlobError, StoreFailedError, WireError
 
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})?")
 PIECE_BYTES = 64 << 10  # of each download, that wait in memory for a peer to read
-_STALLED_S = 60.0  # for a few pieces
 _FAIR_PIECES = 3  # then others have a turn, also when the peer reads as fast as we write
 
 
@@ -97,18 +96,16 @@ class Download(Response):
 
 
 async def _send_bytes(handle: int, asked: Asked, send: Send, gone: asyncio.Task[None]) -> None:
-    """Raises `TimeoutError` when the peer has stopped to read: it would keep a file open."""
-    start, count, loop = asked.start, 0, asyncio.get_running_loop()
-    async with asyncio.timeout(_STALLED_S) as patience:
-        while start < asked.stop and not gone.done():
-            piece = os.pread(handle, min(PIECE_BYTES, asked.stop - start), start)
-            if not piece:
-                raise StoreFailedError("a blob has become shorter while it was sent")
-            start, count = start + len(piece), count + 1
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            if count % _FAIR_PIECES == 0:
-                patience.reschedule(loop.time() + _STALLED_S)
-                await asyncio.sleep(0)
+    """A peer that has stopped to read is hung up on by the transport (`tls.py`): it is gone."""
+    start, count = asked.start, 0
+    while start < asked.stop and not gone.done():
+        piece = os.pread(handle, min(PIECE_BYTES, asked.stop - start), start)
+        if not piece:
+            raise StoreFailedError("a blob has become shorter while it was sent")
+        start, count = start + len(piece), count + 1
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if count % _FAIR_PIECES == 0:
+            await asyncio.sleep(0)
 
 
 @dataclass(frozen=True, slots=True)

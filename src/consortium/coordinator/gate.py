@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 
@@ -15,17 +16,22 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from consortium.coordinator.access import RULES, Action, Role, Who, allowed, check, not_here
 from consortium.coordinator.auth import Caller, operator_of, site_of, token_of
 from consortium.coordinator.described import ACTION
 from consortium.coordinator.office import Office
-from consortium.coordinator.rates import Rates
+from consortium.coordinator.protocol import EXTENSION, TRUST
+from consortium.coordinator.rates import Rates, UnderWay
 from consortium.coordinator.telling import Teller
 from consortium.coordinator.threads import Threads
 from consortium.errors import CertificateError, InternalError, UnsignedRequestError
+from consortium.wire.version import PROTOCOL, check_version
 
 VISIT = "consortium.visit"  # in a request's scope, when it has passed
+_LEAVE = "consortium.leave"  # what to do when a request of a site is answered
+_TOKEN = "consortium.token"  # a hash of an operator's
 _FEDERATION = "name"  # what paths call it
 _ANYBODY = Who(Role.ANYBODY)
 
@@ -63,10 +69,12 @@ class Gate:
 
     def __init__(self, office: Office) -> None:
         self.rates = Rates()
+        self.under_way = UnderWay()
         self._office = office
 
     def admit(self, request: Request, action: Action) -> Visit:
         """Raises unless this request's sender may do this."""
+        check_version(request.headers.get(PROTOCOL), "whoever asks")
         visit = self._identified(request, action)
         name = request.path_params.get(_FEDERATION)
         if name is None:
@@ -94,6 +102,9 @@ class Gate:
             self.rates.wrong_signature(address_of(request))
             raise
         self.rates.site(caller.site.id, is_chunk=action is Action.UPLOAD)
+        if _LEAVE not in request.scope:  # a chunk may come by here twice
+            self.under_way.enter(caller.site.id)
+            request.scope[_LEAVE] = partial(self.under_way.leave, caller.site.id)
         return caller
 
     def _operator(self, request: Request) -> Who:
@@ -102,7 +113,22 @@ class Gate:
         with self.rates.guess(address_of(request), key):
             who = operator_of(token, self._office)
         self.rates.operator(key)
+        request.scope[_TOKEN] = key
         return who
+
+
+def leave(scope: Scope) -> None:
+    """A request is answered, or will not be."""
+    done = scope.pop(_LEAVE, None)
+    if done is not None:
+        done()
+
+
+def _trust(scope: Scope) -> None:
+    """Let the connection of an operator keep its place among strangers. Call it in the loop."""
+    trust = scope.get("extensions", {}).get(EXTENSION, {}).get(TRUST)
+    if trust is not None and _TOKEN in scope:
+        trust(scope[_TOKEN])
 
 
 def address_of(request: Request) -> str:
@@ -126,6 +152,7 @@ class GuardedRoute(APIRoute):
                 gate.admit(request, action)
             else:
                 await threads.read(lambda: gate.admit(request, action))
+                _trust(request.scope)
             return await handle(request)
 
         return guarded

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from consortium.coordinator.addresses import check_url
 from consortium.coordinator.desk import Desk
 from consortium.coordinator.enrolment import USED
 from consortium.coordinator.operators import LIFETIME_MS
@@ -170,10 +171,13 @@ class Office:
             raise UnsignedRequestError(_NOBODY)
         return row
 
-    def invite(self, federation: str, name: str) -> tuple[str, int]:
-        """One line for a site to paste, and when it expires."""
+    def invite(self, federation: str, name: str, listens: str | None = None) -> tuple[str, int]:
+        """One line for a site to paste, and when it expires. `listens` is where it is called."""
         desk, now_ms = self.teller_named(federation).desk, self.clock.now_ms()
+        if listens is not None:
+            check_url(listens)
         secret = self.registry.invite(desk.id, name, now_ms, INVITE_MS)
+        self.registry.set_listening(desk.id, name, listens)
         token = JoinToken(self.url, self.authority.fingerprint, desk.id, name, secret)
         return token.text(), now_ms + INVITE_MS
 

@@ -20,6 +20,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from consortium.errors import BadTokenError, NotEnrolledError, RateLimitError
 
 _MOST = 10_000  # buckets of a kind that are remembered: a megabyte or two
+AT_ONCE = 16  # requests of one site; its agent has three or four
 _HOST_BITS = 64  # of an IPv6 address: a single machine has as many as it likes
 
 
@@ -88,6 +89,31 @@ class Buckets:
     def _filled(self, key: str, now_s: float) -> float:
         left, at_s = self._left.get(key, (self._limit.burst, now_s))
         return min(self._limit.burst, left + (now_s - at_s) * self._limit.per_s)
+
+
+class UnderWay:
+    """How many requests of each site are not yet answered. May be called from several threads."""
+
+    def __init__(self, most: int = AT_ONCE) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._counts: dict[str, int] = {}
+
+    def enter(self, site: str) -> None:
+        """One more. Raises, and counts nothing, when that is too many. Else: `leave`."""
+        with self._lock:
+            count = self._counts.get(site, 0)
+            if count >= self._most:
+                raise _too_many(1.0)
+            self._counts[site] = count + 1
+
+    def leave(self, site: str) -> None:
+        with self._lock:
+            count = self._counts.pop(site) - 1
+            if count:
+                self._counts[site] = count
+
+    def __len__(self) -> int:
+        return len(self._counts)
 
 
 class Rates:

@@ -205,6 +205,7 @@ class Registry:
             run.execute(
                 f"DELETE FROM invites {where} AND used_ms IS NULL", (site.federation, site.name)
             )
+            run.execute(f"DELETE FROM listening {where}", (site.federation, site.name))
             run.execute("UPDATE invites SET name = site WHERE site = ?", (site_id,))
             run.execute("UPDATE sites SET name = id WHERE id = ?", (site_id,))
         self._database.fold_journal()
@@ -213,6 +214,25 @@ class Registry:
         with self._database.writing() as run:
             _site(run, site_id)
             run.execute(f"UPDATE sites SET {change} WHERE id = ?", (*values, site_id))
+
+    # ---- sites that are called ------------------------------------------------------
+
+    def set_listening(self, federation: str, name: str, url: str | None) -> None:
+        """Where the site of this name listens for calls; None: it asks by itself."""
+        with self._database.writing() as run:
+            where = (federation, name)
+            run.execute("DELETE FROM listening WHERE federation = ? AND name = ?", where)
+            if url is not None:
+                run.execute("INSERT INTO listening VALUES (?, ?, ?)", (*where, url))
+
+    def listening(self) -> list[tuple[SiteRow, str]]:
+        """Every site that is to be called, of all federations, and where."""
+        query = (
+            f"SELECT {columns(SiteRow)}, url FROM sites JOIN listening USING "
+            "(federation, name) WHERE revoked_ms IS NULL AND seat IS NOT NULL"
+        )
+        with self._database.reading() as run:
+            return [(site_row(row[:-1]), row[-1]) for row in run.execute(query)]
 
     # ---- answers --------------------------------------------------------------------
 
@@ -237,6 +257,13 @@ class Registry:
         """Forget what was kept before; returns how many answers that were."""
         with self._database.writing() as run:
             return run.execute("DELETE FROM answers WHERE kept_ms < ?", (before_ms,)).rowcount
+
+    def forget_most_answers(self, site: str, kept: int) -> int:
+        """Forget all but the newest of a site's answers; returns how many that were."""
+        newest = "SELECT rowid FROM answers WHERE site = ? ORDER BY rowid DESC LIMIT ?"
+        with self._database.writing() as run:
+            query = f"DELETE FROM answers WHERE site = ? AND rowid NOT IN ({newest})"
+            return run.execute(query, (site, site, kept)).rowcount
 
     # ---- notes ----------------------------------------------------------------------
 

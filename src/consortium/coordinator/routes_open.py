@@ -34,13 +34,14 @@ async def health() -> Response:
 
 @routes.get("/ready", **declared(Action.GREET, None, Health))
 async def ready(request: Request) -> Response:
-    """The log is open, every federation is folded, and somebody works for it."""
+    """The log is open, the disk has room, every federation is folded and somebody works."""
     edge = edge_of(request)
     await edge.threads.read(lambda: _check_readiness(edge.office))
     return told(Health(status="ok"))
 
 
 def _check_readiness(office: Office) -> None:
+    office.uploads.check_room()
     rows = office.registry.federations()
     if {row.id for row in rows} != set(office.desks):
         raise StoreFailedError("a federation is not open yet")

@@ -18,7 +18,7 @@ from consortium.coordinator.gate import GuardedRoute, visit_of
 from consortium.coordinator.metrics import TEXT
 from consortium.coordinator.telling import Teller
 from consortium.errors import InternalError
-from consortium.wire.messages import MAX_JSON_BYTES, Invite, Invited, read_body
+from consortium.wire.messages import MAX_JSON_BYTES, Invite, Invited, Listens, read_body
 
 routes = APIRouter(tags=["operator"], route_class=GuardedRoute)
 
@@ -169,8 +169,18 @@ async def invite(request: Request, teller: Named) -> Response:
     edge = edge_of(request)
     body = read_body(Invite, await whole(request, MAX_JSON_BYTES))
     federation = teller.desk.name
-    token, expires_ms = await edge.threads.write(lambda: edge.office.invite(federation, body.name))
+    token, expires_ms = await edge.threads.write(
+        lambda: edge.office.invite(federation, body.name, body.listens)
+    )
     return told(Invited(token=token, expires_ms=expires_ms))
+
+
+@routes.post(f"{_F}/sites/{{site}}/listens", **declared(Action.INVITE, Listens, "view"))
+async def listens(request: Request, teller: Named, site: SiteNamePath) -> Response:
+    """Where a site is called from now on."""
+    edge = edge_of(request)
+    body = read_body(Listens, await whole(request, MAX_JSON_BYTES))
+    return JSONResponse(await edge.threads.write(lambda: teller.listens(site, body.url)))
 
 
 @routes.post(f"{_F}/sites/{{site}}/revoke", **declared(Action.REVOKE, None, "view"))

@@ -171,7 +171,9 @@ def _before_chunk(
         raise UnauthorizedClientError("this site is not asked for an update now")
     if offset + size > limit:
         raise TooLargeError(f"an update has at most {limit} bytes here")
-    if not is_next and uploads.holds(site, digest, offset, caller.body, size):
+    uploads.check_room(2 * limit)  # it is copied into the model, which is kept
+    # No bytes are nowhere yet: there need not be a file to compare them with.
+    if size and not is_next and uploads.holds(site, digest, offset, caller.body, size):
         return caller, UploadState(offset=offset + size)
     return caller, None
 

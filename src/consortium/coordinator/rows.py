@@ -6,11 +6,15 @@ from dataclasses import dataclass, fields
 from sqlite3 import Connection
 from typing import Any
 
-FORMAT = 2  # PRAGMA user_version
+FORMAT = 3  # PRAGMA user_version
 _OPERATORS = """CREATE TABLE operators (
         hash BLOB PRIMARY KEY, label TEXT NOT NULL UNIQUE, role TEXT NOT NULL,
         tenant TEXT, federations TEXT,
         created_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL) STRICT"""
+# By name: an address may be told before the site has joined.
+_LISTENING = """CREATE TABLE listening (
+        federation TEXT NOT NULL, name TEXT NOT NULL, url TEXT NOT NULL,
+        PRIMARY KEY (federation, name)) STRICT"""
 SCHEMA = (
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
     """CREATE TABLE federations (
@@ -40,10 +44,14 @@ SCHEMA = (
         site TEXT PRIMARY KEY, seen_ms INTEGER NOT NULL, objection TEXT,
         own_size INTEGER NOT NULL, cosignature TEXT NOT NULL) STRICT""",
     _OPERATORS,
+    _LISTENING,
 )
 # What makes the next format of each older one. Tokens of format 1 were for everything and for
 # ever: they end here, and `serve` writes a new one for the operator of its machine.
-MIGRATIONS: dict[int, tuple[str, ...]] = {1: ("DROP TABLE operators", _OPERATORS)}
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    1: ("DROP TABLE operators", _OPERATORS),
+    2: (_LISTENING,),
+}
 
 
 @dataclass(frozen=True, slots=True)

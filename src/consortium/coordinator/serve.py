@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -29,8 +30,9 @@ from uvicorn.config import STARTUP_FAILURE
 
 from consortium.coordinator.app import make_app
 from consortium.coordinator.edge import Edge
+from consortium.coordinator.lines import Lines
 from consortium.coordinator.office import Office
-from consortium.coordinator.protocol import KEEP_ALIVE_S, SiteProtocol
+from consortium.coordinator.protocol import SiteProtocol
 from consortium.coordinator.tls import Acceptor
 from consortium.crypto.authority import needs_renewal
 from consortium.errors import ConsortiumError, UsageError
@@ -65,6 +67,7 @@ class Server(uvicorn.Server):
         self.port = int(self._socket.getsockname()[1])
         self.is_over = False
         self._hourly: asyncio.Task[None] | None = None
+        self._lines = Lines(office, self._edge.threads, self._new_connection)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -76,7 +79,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,  # who asks is not a matter of headers
                 server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
@@ -104,7 +106,10 @@ class Server(uvicorn.Server):
         ]
         self.servers = acceptors  # type: ignore[assignment]  # asyncio's, as far as it is used
         self.started = True
+        gc.collect()
+        gc.freeze()  # what is there now stays: it need not be looked through again and again
         self._hourly = asyncio.get_running_loop().create_task(self._every_hour())
+        self._lines.start()
         _log.info("listening", extra={"port": self.port})
         self._on_ready(self.port)
 
@@ -114,6 +119,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._hourly is not None:
             self._hourly.cancel()
+        self._lines.close()
         self._edge.polls.close()
         loop = asyncio.get_running_loop()
         loop.call_later(_GOODBYE_S, partial(self._hang_up, SiteProtocol.end_if_idle))

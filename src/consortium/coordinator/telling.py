@@ -10,6 +10,7 @@ from dataclasses import asdict
 from enum import IntEnum
 from typing import Any
 
+from consortium.coordinator.addresses import check_url
 from consortium.coordinator.desk import Desk
 from consortium.coordinator.registry import Registry
 from consortium.core import facts as f
@@ -141,6 +142,7 @@ class Teller:
     def sites(self) -> list[View]:
         """Who is there, who was, and when each was last heard of."""
         notes = self.desk.heard.notes()
+        called = {row.id: url for row, url in self._registry.listening()}
         told = []
         for row in self._registry.sites(self.desk.id):
             note = notes.get(row.id)
@@ -152,6 +154,7 @@ class Teller:
                     "words": list(row.words),
                     "enrolled_ms": row.enrolled_ms,
                     "revoked_ms": row.revoked_ms,
+                    "listens": called.get(row.id),
                     "seen_ms": None if note is None else note.seen_ms,
                     "objection": None if note is None else note.objection,
                     "report": self._report_of(row.seat),
@@ -185,6 +188,16 @@ class Teller:
         self.desk.feed(i.OpenRound(self._clock.now_ms()))
         return self.status()
 
+    def listens(self, name: str, url: str | None) -> View:
+        """Call the site of this name there from now on, or no longer."""
+        if url is not None:
+            check_url(url)
+        rows = self._registry.sites(self.desk.id)
+        if not any(row.name == name and row.revoked_ms is None for row in rows):
+            raise _no_site(name)
+        self._registry.set_listening(self.desk.id, name, url)
+        return {"name": name, "listens": url}
+
     def revoke(self, name: str) -> View:
         """Out, from the next request on; an open round goes on without it. The fact comes
         first: the roster is what requests are checked against."""
@@ -197,9 +210,7 @@ class Teller:
                     self.desk.feed(i.Dismiss(seat, Departure.REVOKED, now_ms))
                 self._registry.revoke(row.id, self._clock.now_ms())
                 return {"name": name, "revoked": True}
-        raise UnauthorizedClientError(
-            f"there is no site `{name}`", hint="consortium status --sites"
-        )
+        raise _no_site(name)
 
     # ---- reading --------------------------------------------------------------------
 
@@ -223,6 +234,10 @@ class Teller:
     def _report_of(self, seat: int | None) -> View:
         with self.desk.lock:
             return dict(self.desk.state.roster.attributes(Seat(seat or 0)))
+
+
+def _no_site(name: str) -> UnauthorizedClientError:
+    return UnauthorizedClientError(f"there is no site `{name}`", hint="consortium status --sites")
 
 
 class _Names(dict[int, str]):

@@ -6,26 +6,36 @@ read is used up before the next connection has its turn (docs/adr/0035).
 
     SHAKING -> OPEN -> FLUSHING -> LINGERING -> ENDED     (from each of them: ENDED)
 
-House rule: nobody is waited for without a deadline, unless the protocol says so.
+House rule: nobody is waited for without a deadline, unless the protocol says so. A peer that
+does not take what was written for it has one, too (`patience.py`). Peers that nobody knows have
+so many places and no more (`rooms.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
 import ssl
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from hashlib import sha256
 from typing import Any
 from weakref import WeakSet
+
+from consortium.coordinator.patience import Patience
+from consortium.coordinator.rates import network_of
+from consortium.coordinator.rooms import Place, Rooms
 
 READ_BYTES = 256 << 10  # at a time, at most; then other connections have a turn
 LITTLE_BYTES = 16 << 10  # a record of TLS, at most
 RECORDS = 64  # at a time: a peer may send them with a byte in each
-HANDSHAKE_S = 20.0
+HANDSHAKE_S = 15.0
 FLUSH_S = 5.0  # at the end, for a peer to take what we still have to say
 LINGER_S = 1.0  # and to read it: a socket that is closed too early takes it back
 ACCEPTED_AT_ONCE = 100
@@ -57,6 +67,7 @@ class Acceptor:
         self._listener, self._context, self._make_protocol = listener, context, make_protocol
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._transports: WeakSet[Transport] = WeakSet()
+        self.rooms = Rooms()
         self._pause: asyncio.TimerHandle | None = None
         self.sockets = (listener,)
         listener.setblocking(False)
@@ -98,7 +109,9 @@ class Acceptor:
             sock.close()
             return
         told = {"peername": address, "sockname": tls.getsockname()}
-        self._transports.add(Transport(self._loop, tls, self._buffer, self._make_protocol, told))
+        transport = Transport(self._loop, tls, self._buffer, self._make_protocol, told)
+        self._transports.add(transport)
+        transport.begin(self.rooms)
 
 
 class Transport(asyncio.Transport):
@@ -122,8 +135,10 @@ class Transport(asyncio.Transport):
         self._handle = tls.fileno()
         self.read_bytes = LITTLE_BYTES
         self._phase, self._is_known = _Phase.SHAKING, False
+        self._has_spoken = False
         self._is_read = self._is_written = False  # what the loop watches the socket for
         self._is_paused = self._is_full = False  # reading, and the protocol's writing
+        self.resumed_s = 0.0  # when we last began to listen again
         # TLS may have to write in order to read, and the other way round (RFC 8446, 4.6.3).
         self._read_needs_write = self._write_needs_read = False
         self._part = memoryview(b"")  # is being sent: OpenSSL may want the same bytes again
@@ -132,7 +147,34 @@ class Transport(asyncio.Transport):
         self._is_flush_due = False
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
         self._deadline = loop.call_later(HANDSHAKE_S, self.abort)
-        self._shake()
+        self._stall = Patience(loop, self._look_at_stall)
+        self._sent = self._left = 0  # to the system, and of it not yet to the peer
+        self._rooms: Rooms | None = None
+
+    def begin(self, rooms: Rooms) -> None:
+        """Shake hands, among so many others who do."""
+        self._rooms = rooms
+        self._move(Place.SILENT)
+        self._watch()  # until it has sent something: then it is elsewhere
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the peer has connected to us, and not we to it."""
+        return self._rooms is not None
+
+    def trust(self, who: str) -> None:
+        """The peer has shown who it is: it need no longer make room for others."""
+        if self._rooms is not None and self._rooms.place_of(self) is Place.STRANGER:
+            self._rooms.move(self, Place.KNOWN, who)
+
+    def _move(self, place: Place) -> None:
+        peer = self.get_extra_info("peername")
+        key = network_of(peer[0]) if isinstance(peer, tuple) else ""
+        shown = self._tls.getpeercert(binary_form=True) if place is Place.STRANGER else None
+        if shown is not None:
+            place, key = Place.KNOWN, sha256(shown).hexdigest()
+        if self._rooms is not None:
+            self._rooms.move(self, place, key)
 
     # ---- what a protocol asks -------------------------------------------------------
 
@@ -154,6 +196,8 @@ class Transport(asyncio.Transport):
         self._watch()
 
     def resume_reading(self) -> None:
+        if self._is_paused:
+            self.resumed_s = self._loop.time()
         self._is_paused = False
         self._watch()
         self._read_what_is_pending()
@@ -228,6 +272,9 @@ class Transport(asyncio.Transport):
 
     def _on_readable(self) -> None:
         if self._phase is _Phase.SHAKING:
+            if not self._has_spoken:
+                self._has_spoken = True
+                self._move(Place.SHAKING)
             self._shake()
         elif self._phase is _Phase.LINGERING:
             self._discard()
@@ -265,6 +312,7 @@ class Transport(asyncio.Transport):
             return
         self._deadline.cancel()
         self._phase = _Phase.OPEN
+        self._move(Place.STRANGER)
         self._watch()
         self._call(self._begin)
         self._read_what_is_pending()
@@ -317,6 +365,7 @@ class Transport(asyncio.Transport):
                 sent = self._tls.send(self._part)  # as one record
                 self._part = self._part[sent:]
                 self._queued -= sent
+                self._sent += sent
         except ssl.SSLWantWriteError:
             pass
         except ssl.SSLWantReadError:
@@ -326,8 +375,28 @@ class Transport(asyncio.Transport):
             return
         self._watch()
         self._tell_fill()
+        self._wait_for_reader()
         if self._phase is _Phase.FLUSHING and not self._queued:
             self._linger()
+
+    def _wait_for_reader(self) -> None:
+        """For a peer that takes what is written for it, at the rate of `patience.py`."""
+        if not self._queued:
+            self._stall.stop()
+        elif not self._stall.is_waiting:
+            self._sent, self._left = 0, _unread(self._handle)
+            self._stall.wait()
+
+    def _look_at_stall(self) -> None:
+        """The system tells us of room when a third of megabytes is free, which on a slow line
+        takes minutes; so it is asked how much the peer has really taken."""
+        left = _unread(self._handle)
+        moved = self._sent + self._left - left
+        self._sent, self._left = 0, left
+        self._stall.wait(0.0)
+        self._stall.credit(moved)
+        if moved <= 0:
+            self._end(None)
 
     def _take_part(self) -> bytes:
         """The next piece; what is little goes together with what is behind it."""
@@ -387,6 +456,9 @@ class Transport(asyncio.Transport):
             return
         self._phase = _Phase.ENDED
         self._deadline.cancel()
+        self._stall.end()
+        if self._rooms is not None:
+            self._rooms.leave(self)
         self._watch()
         self._queue.clear()
         self._part, self._queued = memoryview(b""), 0
@@ -399,3 +471,12 @@ class Transport(asyncio.Transport):
         finally:
             self._protocol = _NOBODY  # it has us, too
             self._tls.close()
+
+
+def _unread(handle: int) -> int:
+    """Bytes that the system has for a peer, sent or not, which the peer has not confirmed."""
+    try:
+        (count,) = struct.unpack("i", fcntl.ioctl(handle, termios.TIOCOUTQ, bytes(4)))
+    except OSError:  # not everywhere; then what the system takes from us must do
+        return 0
+    return int(count)

@@ -3,7 +3,7 @@
     uploads/{site}/{digest}.part    the bytes so far, perhaps with a torn chunk at the end
     uploads/{site}/{digest}.at      how many of them count
     uploads/{site}/{digest}.whole   complete: nobody writes here any more
-    uploads/{site}/done             digests that this site has sent before
+    uploads/{site}/done             digests that this site has sent before, the newest of them
 
 A chunk counts as a whole or not at all: `commit` verifies its digest, and only then moves the
 offset; what came of it before a cut, a wrong digest or a kill is cut off again. Nothing is
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from consortium.core.ids import Digest, is_plain_id
 from consortium.errors import (
+    DiskFullError,
     MissingBlobError,
     StoreFailedError,
     UnsignedRequestError,
@@ -30,6 +31,9 @@ from consortium.errors import (
     WrongOffsetError,
 )
 
+RESERVE_BYTES = 64 << 20  # for the log and the registry: they must be able to go on
+_MOST_DONE = 512  # digests of a site that are remembered; who sends an older one sends it again
+_LINE_BYTES = 65  # of a digest and its end
 _OWNER_ONLY = 0o600
 
 
@@ -58,6 +62,14 @@ class Uploads:
                 return min(told, self.path(site, digest).stat().st_size)
             except (FileNotFoundError, ValueError):  # nothing, or a power cut
                 return 0
+
+    def check_room(self, size_bytes: int = 0) -> None:
+        """Returns when the disk has this much left, and what the rest of us needs besides."""
+        with _failures(self._folder):
+            found = os.statvfs(self._folder)
+        free = found.f_bavail * found.f_frsize
+        if free < RESERVE_BYTES + size_bytes:
+            raise DiskFullError(f"the disk of {self._folder} has {free >> 20} MiB left")
 
     def chunk(self, site: str, digest: Digest, offset: int) -> Chunk:
         """Begin to write at `offset`, which must be where the upload ends. An earlier writer
@@ -120,11 +132,22 @@ class Uploads:
     def mark_done(self, site: str, digest: Digest) -> None:
         """Remember it, and drop what is left of the upload."""
         if not self.is_done(site, digest):
-            with _failures(self._folder):
+            with self._lock, _failures(self._folder):
                 self._done(site).parent.mkdir(mode=0o700, exist_ok=True)
                 with self._done(site).open("a", encoding="ascii") as file:
                     file.write(f"{digest.hex()}\n")
+                    is_long = file.tell() > 2 * _MOST_DONE * _LINE_BYTES
+                if is_long:
+                    self._shorten_done(site)
         self.forget(site, digest)
+
+    def _shorten_done(self, site: str) -> None:
+        """Keep the newest half. Torn by a power cut, it says less than was true: some bytes
+        are sent again."""
+        kept = self._done(site).read_text("ascii").split()[-_MOST_DONE:]
+        new = self._done(site).with_suffix(".new")
+        new.write_text("".join(f"{one}\n" for one in kept), encoding="ascii")
+        new.replace(self._done(site))
 
     def _end_writer(self, site: str) -> None:
         chunk = self._open.pop(site, None)

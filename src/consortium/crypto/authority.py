@@ -1,4 +1,5 @@
-"""The coordinator's own certificate authority: X.509 for its server and for its sites.
+"""The coordinator's own certificate authority: X.509 for its server, for its calls and for its
+sites.
 
 Nobody else's authority is trusted, and a site trusts nothing but the one certificate whose
 fingerprint came with its invitation. A site has one Ed25519 key for its certificate and for
@@ -31,6 +32,7 @@ from consortium.errors import CertificateError, UsageError
 
 AUTHORITY_DAYS, SERVER_DAYS, SITE_DAYS = 3650, 90, 365
 MAX_REQUEST_BYTES = 4096
+_CALLER = "coordinator"  # whom calls to listening sites are from; no site's id, which is random
 # A certificate holds from two days before it was made: clocks may be a day apart.
 _EARLIER = timedelta(days=2)
 _RENEW_BELOW = 1 / 3  # of the whole time that a certificate holds
@@ -112,6 +114,13 @@ class Authority:
         certificate = self._sign(builder, ExtendedKeyUsageOID.SERVER_AUTH)
         return ServerIdentity(Secret(_private_pem(key)), certificate + self.pem())
 
+    def issue_caller(self, now_ms: int) -> ServerIdentity:
+        """A new key and certificate for calls to sites that listen: `check_caller` takes it."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._leaf(_name(_CALLER), key.public_key(), now_ms, days=SERVER_DAYS)
+        certificate = self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return ServerIdentity(Secret(_private_pem(key)), certificate + self.pem())
+
     def issue_site(self, request: bytes, site: str, now_ms: int) -> bytes:
         """A certificate (PEM) for the key in `request`, in the name of `site`. The caller has
         made sure that whoever asks is that site; whatever else the request says is ignored."""
@@ -158,6 +167,18 @@ def check_authority(certificate: bytes, expected: str) -> None:
             "the coordinator shows another authority than the token names",
             hint="do not go on: ask the lead, by phone, for a new token",
         )
+
+
+def check_caller(certificate: bytes) -> None:
+    """Return when `certificate` (DER), which TLS has verified, is the coordinator's own: sites
+    have certificates of the same authority, for keys of another kind."""
+    try:
+        found = x509.load_der_x509_certificate(certificate)
+        is_caller = isinstance(found.public_key(), ec.EllipticCurvePublicKey)
+    except (ValueError, UnsupportedAlgorithm):
+        raise CertificateError("the certificate is malformed") from None
+    if not is_caller or found.subject != _name(_CALLER):
+        raise CertificateError("whoever calls is not the coordinator")
 
 
 # ---- reading certificates -----------------------------------------------------------

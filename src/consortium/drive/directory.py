@@ -51,9 +51,10 @@ class DataDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         self.path.chmod(0o700)
         keys.mkdir(exist_ok=True, mode=0o700)
-        for leftover in self.path.glob(f"*/*{_NEW_SUFFIX}"):
-            if is_abandoned(leftover):
-                leftover.unlink(missing_ok=True)
+        for place in (f"*{_NEW_SUFFIX}", f"*/*{_NEW_SUFFIX}"):
+            for leftover in self.path.glob(place):
+                if is_abandoned(leftover):
+                    leftover.unlink(missing_ok=True)
         # Also what was there: the process that made it may have died before it forced it.
         sync_folder(keys)
         with suppress(PermissionError):  # above us not everything is ours to read

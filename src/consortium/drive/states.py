@@ -10,10 +10,12 @@ site's variate never runs ahead of the server's.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from consortium.core.ids import Seat
+from consortium.errors import StoreFailedError
 from consortium.store.files import sync_folder, write_durably
 
 _CURRENT, _SUFFIX = "current", ".safetensors"
@@ -86,7 +88,8 @@ class FileStates:
         return _read(self._path(seat, str(number)))
 
     def keep(self, seat: Seat, number: int, state: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with _failures(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         write_durably(self._path(seat, str(number)), state)
 
     def settle(
@@ -96,11 +99,12 @@ class FileStates:
             seat = Seat(int(path.parent.name))
             if seats is not None and seat not in seats:
                 continue
-            if made_in == number and seat in members:
-                path.rename(path.with_name(_CURRENT + _SUFFIX))
-                sync_folder(path.parent)
-            elif made_in <= number:
-                path.unlink(missing_ok=True)
+            with _failures(path):
+                if made_in == number and seat in members:
+                    path.rename(path.with_name(_CURRENT + _SUFFIX))
+                    sync_folder(path.parent)
+                elif made_in <= number:
+                    path.unlink(missing_ok=True)
 
     def _path(self, seat: Seat, name: str) -> Path:
         return self._folder / str(seat) / f"{name}{_SUFFIX}"
@@ -113,4 +117,14 @@ class FileStates:
 
 
 def _read(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+    with _failures(path):
+        return path.read_bytes() if path.exists() else None
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    """A disk that fails, as one of our errors: it is tried again, and ends nobody."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailedError(f"{path}: {error.strerror}") from None

@@ -24,11 +24,11 @@
     │       SignatureError  PrivacyTermsError
     ├── StoreError
     │   ├── ConflictError  MissingBlobError  CorruptBlobError
-    │   └── StoreFailedError  CorruptStoreError
+    │   └── StoreFailedError (DiskFullError)  CorruptStoreError
     ├── WireError                  between coordinator, sites and operators
     │   ├── UnreachableError  NotEnrolledError  BadTokenError  UnsignedRequestError
     │   ├── ReplayedNonceError  WrongOffsetError  TooLargeError  CertificateError
-    │   └── UnknownFederationError  ForbiddenError  RateLimitError
+    │   └── UnknownFederationError  ForbiddenError  RateLimitError  ProtocolVersionError
     ├── VerificationError          evidence that does not hold
     │   └── ProofError  NoteError  WitnessError  AuditError  RestoredBackupError
     └── CodecError  ModelFileError  WeakKeyError
@@ -87,6 +87,7 @@ from consortium.errors.store import (
     ConflictError,
     CorruptBlobError,
     CorruptStoreError,
+    DiskFullError,
     MissingBlobError,
     ModelFileError,
     StoreError,
@@ -125,6 +126,7 @@ from consortium.errors.wire import (
     CertificateError,
     ForbiddenError,
     NotEnrolledError,
+    ProtocolVersionError,
     RateLimitError,
     ReplayedNonceError,
     TooLargeError,
@@ -149,6 +151,7 @@ __all__ = [
     "CorruptStoreError",
     "DeadlineExpiredError",
     "DimensionError",
+    "DiskFullError",
     "DownloadError",
     "Fault",
     "FederationOverError",
@@ -179,6 +182,7 @@ __all__ = [
     "PrivacyBudgetExceededError",
     "PrivacyTermsError",
     "ProofError",
+    "ProtocolVersionError",
     "QualityError",
     "RateLimitError",
     "Refusal",

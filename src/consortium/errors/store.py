@@ -51,6 +51,13 @@ class CorruptStoreError(StoreError):
     advice = "restore a backup, and let the sites compare it with their checkpoints"
 
 
+class DiskFullError(StoreFailedError):
+    """The coordinator's disk is nearly full: it takes no more uploads. The rest goes on."""
+
+    code = "E0606"
+    advice = "make room on the disk of the data directory; sites come again by themselves"
+
+
 class CodecError(ConsortiumError):
     """Bytes are not the one canonical encoding of a known fact, or a value cannot be one."""
 

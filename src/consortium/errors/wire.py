@@ -116,3 +116,11 @@ class RateLimitError(WireError):
     http_status = 429
     exit_code = 6
     advice = "wait as long as Retry-After says; the agent does so by itself"
+
+
+class ProtocolVersionError(WireError):
+    """The other side speaks a version of the protocol that this side does not know."""
+
+    code = "E0822"
+    fault = Fault.PEER
+    advice = "update the older side: a coordinator and its sites may be one version apart"

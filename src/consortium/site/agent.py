@@ -14,12 +14,15 @@ from pathlib import Path
 from consortium.core import site_facts as s
 from consortium.core.tables import Stage
 from consortium.errors import ConsortiumError
+from consortium.site.called import Called
 from consortium.site.clock import SharedClock
 from consortium.site.enrol import connect
 from consortium.site.events import Event, Kind, OnEvent, OnWork
 from consortium.site.home import SiteHome
+from consortium.site.lines import Lines
 from consortium.site.listener import Listener
 from consortium.site.machine import Machine
+from consortium.site.port import Port
 from consortium.site.studies import Studies, held_model
 from consortium.site.tools import Situation, Tools
 from consortium.site.transfer import Transfer
@@ -46,9 +49,11 @@ class Agent:
         on_event: OnEvent,
         on_work: OnWork = _in_silence,
         until_finished: bool = False,
+        listen: tuple[str, int] | None = None,
     ) -> None:
         clock = SharedClock()
-        client = connect(home, clock)
+        lines = None if listen is None else Lines()
+        client = connect(home, clock, lines)
         transfer = Transfer(client, home.blobs, home.path / INCOMING)
         self.tools = Tools(
             home=home,
@@ -63,6 +68,10 @@ class Agent:
         self.situation = Situation()
         self._listener = Listener(self.tools, self.situation)
         self._worker = Worker(self.tools, self.situation)
+        self._port: Port | None = None
+        if listen is not None and lines is not None:
+            called = Called(self.tools, self.situation)
+            self._port = Port(home, *listen, lines, called.train)
         self._until_finished = until_finished
         self._was_told = False
         self._error: BaseException | None = None
@@ -73,6 +82,9 @@ class Agent:
         tools.home.lock()
         self._settle_again()
         threads = [self._thread(self._listener.run), self._thread(self._worker.run)]
+        if self._port is not None:
+            tools.tell(Event(Kind.LISTENS, f"called at port {self._port.port}"))
+            threads.append(self._thread(self._port.run))
         try:
             while not tools.stop.is_set():
                 if tools.machine.wait(_LOOK_S):
@@ -154,6 +166,8 @@ class Agent:
     def _end(self, threads: list[threading.Thread]) -> None:
         self.stop()
         self.tools.client.cut()
+        if self._port is not None:
+            self._port.close()
         self._worker.close()
         for thread in threads:
             thread.join(_END_S)

@@ -27,6 +27,7 @@ from consortium.crypto.recipes import SigningKey
 from consortium.drive.clock import Clock
 from consortium.errors import CertificateError, SiteDataError, UsageError, WireError
 from consortium.site.home import Enrolment, SiteHome, is_home
+from consortium.site.lines import Lines
 from consortium.site.refusals import printable
 from consortium.site.transport import Client, Identity, fetch_authority, verified_context
 from consortium.wire.messages import Enrol, Enrolled, Renew, Renewed
@@ -145,11 +146,12 @@ def check_certificate(certificate: bytes, authority: bytes, key: SigningKey) -> 
 # ---- afterwards ---------------------------------------------------------------------
 
 
-def connect(home: SiteHome, clock: Clock) -> Client:
-    """The coordinator as a site that has joined reaches it."""
+def connect(home: SiteHome, clock: Clock, lines: Lines | None = None) -> Client:
+    """The coordinator as a site that has joined reaches it: by itself, or on lines that the
+    coordinator has opened."""
     held = home.enrolment
     context = verified_context(home.authority_file.read_bytes())
-    client = Client(held.url, context, Identity(held.site, held.audience, home.key))
+    client = Client(held.url, context, Identity(held.site, held.audience, home.key), lines)
     # One that has expired would break every connection without a word; without it, the
     # coordinator says what is wrong.
     if remaining_ms(home.certificate_file.read_bytes(), clock.now_ms()) > 0:

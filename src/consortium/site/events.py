@@ -12,6 +12,7 @@ from consortium.errors import ConsortiumError
 class Kind(StrEnum):
     """What an event is about."""
 
+    LISTENS = "listens"  # for the coordinator's calls
     CONNECTED = "connected"
     STUDY = "study"
     APPROVAL = "approval"  # somebody must approve

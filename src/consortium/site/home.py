@@ -42,6 +42,7 @@ from consortium.errors import (
     UsageError,
 )
 from consortium.site.jobs import HERE
+from consortium.site.leftovers import sweep
 from consortium.site.unpacked import unpack_into
 from consortium.store.files import FileBlobs, sync_folder, write_durably
 from consortium.store.sqlite import SqliteLog
@@ -251,7 +252,8 @@ class SiteHome:
     # ---- one agent ------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Keep a second agent out of this home, until `close`."""
+        """Keep a second agent out of this home, until `close`; and clear away what the one
+        before, if it was killed, left half-written."""
         file = (self.path / "lock").open("w")
         ends = time.monotonic() + _LOCK_WAIT_S
         while not _is_locked(file):
@@ -262,6 +264,7 @@ class SiteHome:
                 )
             time.sleep(_LOCK_WAIT_S / 10)
         self._lock = file
+        sweep(self.path)
 
     def close(self) -> None:
         if "log" in self.__dict__:

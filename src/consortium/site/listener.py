@@ -57,6 +57,7 @@ class Listener:
         self._reported: Reported | None = None
         self._report_due = self._renew_due = 0.0
         self._is_connected = False
+        self._unmoved: s.RoundSettled | None = None  # settled in the log, not yet on the disk
 
     def run(self) -> None:
         stop = self._tools.stop
@@ -102,13 +103,14 @@ class Listener:
 
     def ask(self) -> bool:
         """One question; whether its answer was taken whole, else it must be told again."""
+        self._move_states()
         client, ask = self._tools.client, self._question()
         read_s = ask.wait_ms / 1000 + READ_S
         answer = client.call("POST", "/v1/ask", ask, reply=Answer, read_s=read_s)
         self._tools.clock.observe(answer.now_ms)
         self._cosignature = ""
         if not self._is_connected:
-            self._tools.tell(Event(Kind.CONNECTED, f"connected to {client.url}"))
+            self._tools.tell(Event(Kind.CONNECTED, client.way))
             self._is_connected = True
         if answer.own_size > self._tools.machine.size:
             self._refuse_to_spend(answer.own_size)
@@ -186,11 +188,20 @@ class Listener:
         tools, now_ms = self._tools, self._tools.clock.now_ms()
         for fact in tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms)):
             assert isinstance(fact, s.RoundSettled)
-            tools.home.settle(fact.round, fact.is_counted)
+            self._unmoved = fact
             word = "counted" if fact.is_counted else "did not count"
             text = f"round {fact.round} is over: this site's update {word}"
             tools.tell(Event(Kind.SETTLED, text, fact.round))
+        self._move_states()
         return tools.machine.state.unsettled != told.round
+
+    def _move_states(self) -> None:
+        """Do what the log says of what this site keeps. A disk may fail at it: the log has no
+        more to say then, and the next round needs it, so it is tried before the next question.
+        A restart does it as well."""
+        if self._unmoved is not None:
+            self._tools.home.settle(self._unmoved.round, self._unmoved.is_counted)
+            self._unmoved = None
 
     def _note_model(self, answer: Answer) -> None:
         if answer.model is None or answer.version == 0:

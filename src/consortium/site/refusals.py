@@ -32,7 +32,7 @@ from consortium.errors import (
 )
 from consortium.wire.messages import Message, read_body
 
-_LATER = frozenset({429, 502, 503, 504})  # what may go well the next time
+_LATER = frozenset({408, 429, 502, 503, 504})  # what may go well the next time
 # What a site finds out by itself. A coordinator that says so proves nothing, and must not be
 # able to stop an agent with it.
 _LOCAL_ONLY = (RestoredBackupError, WitnessError, NotApprovedError, PolicyError)

@@ -23,13 +23,15 @@ from consortium.errors import CertificateError
 from consortium.model import digest_of
 from consortium.site.address import proxy_for, read_address
 from consortium.site.connections import Connection, Connections
+from consortium.site.lines import LineConnection, Lines
 from consortium.site.refusals import network_errors, refusal
 from consortium.site.response import Response
 from consortium.wire.messages import MAX_JSON_BYTES, read_body
 from consortium.wire.signing import RequestLine, new_nonce, sign
+from consortium.wire.version import PRESENT, PROTOCOL, check_version
 
 READ_S = 15.0  # for an answer that the coordinator gives at once
-_ALWAYS = {"Accept-Encoding": "identity", "User-Agent": "consortium"}
+_ALWAYS = {"Accept-Encoding": "identity", "User-Agent": "consortium", PROTOCOL: str(PRESENT)}
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -81,9 +83,21 @@ def _context() -> ssl.SSLContext:
 class Client:
     """One coordinator, as a site reaches it. Threads share it and its connections."""
 
-    def __init__(self, url: str, context: ssl.SSLContext, identity: Identity | None = None) -> None:
-        self.url, self._context, self._identity = url, context, identity
+    def __init__(
+        self,
+        url: str,
+        context: ssl.SSLContext,
+        identity: Identity | None = None,
+        lines: Lines | None = None,
+    ) -> None:
+        """With `lines`, nothing connects from here: what is asked goes on those."""
+        self.url, self._context, self._identity, self._lines = url, context, identity, lines
         self._connections = Connections(self._connection)
+
+    @property
+    def way(self) -> str:
+        """How the coordinator was reached, in words."""
+        return f"connected to {self.url}" if self._lines is None else "the coordinator has called"
 
     def show(self, certificate: Path, key: Path) -> None:
         """Show this certificate from the next connection on."""
@@ -156,6 +170,7 @@ class Client:
                     request.method, request.path, headers, request.body, read_s
                 )
             with closing(Response(answer)) as response:
+                check_version(response.headers.get(PROTOCOL), "the coordinator")
                 if response.status_code >= 300 and response.status_code not in takes:
                     told = response.read_all(MAX_JSON_BYTES)
                     is_fit = response.is_spent
@@ -168,6 +183,8 @@ class Client:
     def _connection(self) -> Connection:
         with network_errors():
             address = read_address(self.url)
+            if self._lines is not None:
+                return LineConnection(address, self._context, self._lines)
             return Connection(address, proxy_for(address), self._context)
 
     # ---- the end --------------------------------------------------------------------

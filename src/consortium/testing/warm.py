@@ -62,7 +62,7 @@ def run_warm(arguments: list[str], folder: Path, tracing: list[str] | None = Non
         os.close(gate)
         _be_child(arguments, ready, out, err)
     os.close(ready)
-    tracer = _attach(child, tracing, folder) if tracing is not None else None
+    tracer = attach(child, tracing, folder) if tracing is not None else None
     os.close(gate)  # the child waits for this
     _, status = os.waitpid(child, 0)
     if tracer is not None:
@@ -79,10 +79,7 @@ def _be_child(arguments: list[str], ready: int, out: Path, err: Path) -> None:
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(opened, handle)
             os.close(opened)
-        # Where a process may trace only its children, let strace in all the same.
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
-        os.read(ready, 1)
-        os.close(ready)
+        wait_for_tracer(ready)
         code = crash_scenario.main(arguments)
     except BaseException as error:
         os.writev(2, [f"Traceback: {type(error).__name__}: {error}\n".encode()])
@@ -90,7 +87,16 @@ def _be_child(arguments: list[str], ready: int, out: Path, err: Path) -> None:
         os._exit(code)
 
 
-def _attach(child: int, tracing: list[str], folder: Path) -> subprocess.Popen[bytes]:
+def wait_for_tracer(ready: int) -> None:
+    """In a child: let strace in, and wait until somebody closes the other end of `ready`."""
+    # Where a process may trace only its children, let strace in all the same.
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANYBODY, 0, 0, 0)
+    os.read(ready, 1)
+    os.close(ready)
+
+
+def attach(child: int, tracing: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    """strace at a child of ours; what it sees is written to `trace` in the folder."""
     command = [strace(), "-f", "-p", str(child), "-o", str(folder / "trace"), *tracing]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE)
     assert tracer.stderr is not None

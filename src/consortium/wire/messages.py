@@ -183,9 +183,17 @@ class Taken(Reply):
 
 
 class Invite(Message):
-    """A place for a site of this name."""
+    """A place for a site of this name. `listens` is where it is to be called, if it is not to
+    connect by itself."""
 
     name: Name
+    listens: Annotated[str, StringConstraints(max_length=300)] | None = None
+
+
+class Listens(Message):
+    """Where a site is called from now on; None: it connects by itself."""
+
+    url: Annotated[str, StringConstraints(max_length=300)] | None
 
 
 class Invited(Reply):
@@ -247,6 +255,26 @@ class ClientRegister(Message):
 class ClientRegistered(Reply):
     client_id: str
     registered: bool
+
+
+class ClientTrain(Message):
+    """Asked of a site that listens: what has come of its training in this round, from this
+    model? It trains because it was invited, by a signature; this is no invitation."""
+
+    round: Count
+    model_weights: Hex32  # the model's digest: its bytes go by digest, as always
+    local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+
+
+class ClientTrained(Reply):
+    """What a site has made. All of it is in its outbox; None: the plan lets no such number
+    leave. Loss and accuracy are those of the model that the site tried last."""
+
+    client_id: str
+    model_weights: Hex32  # the update's digest
+    num_samples: Number | None = None
+    loss: Number | None = None
+    accuracy: Number | None = None
 
 
 Body = TypeVar("Body", bound=BaseModel)
