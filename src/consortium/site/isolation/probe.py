@@ -22,6 +22,7 @@ from consortium.site.isolation.environment import environment
 from consortium.site.isolation.findings import Finding, findings
 
 _LIMIT_S = 30.0
+_MOST_NAME = 60  # bytes, of the folder for temporary files
 
 
 def probe(cell: Cell, secret: Path | None = None) -> list[Finding]:
@@ -48,7 +49,10 @@ def probe(cell: Cell, secret: Path | None = None) -> list[Finding]:
 def _targets(secret: Path | None) -> Iterator[dict[str, str]]:
     """Somebody who listens in every way, and a file, all of which must stay out of reach."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        # The name of a socket has at most 108 bytes, and what cannot be named is not attacked.
+        is_long = len(tempfile.gettempdir()) > _MOST_NAME
+        place = "/tmp" if is_long else None
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place)))
         canary = folder / "canary"
         canary.write_text("out of reach")
         abstract = f"\0consortium-{secrets.token_hex(8)}"
