@@ -154,8 +154,9 @@ def test_garbage_behind_a_request_is_not_answered_within_its_answer(wired: Wired
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> float:
-    for module, name in ((patience, "PATIENCE_S"), (protocol, "FIRST_S"), (protocol, "HEAD_S")):
-        monkeypatch.setattr(module, name, 0.5)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.5)
+    for name in ("FIRST_S", "HEAD_S", "LISTENED_S"):
+        monkeypatch.setattr(protocol, name, 0.5)
     return 0.5
 
 

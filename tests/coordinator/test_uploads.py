@@ -197,3 +197,13 @@ def test_trouble_with_the_disk_is_told_as_such(
     (tmp_path / "uploads" / SITE).write_text("a file where a folder should be")
     with pytest.raises(StoreFailedError):
         use(uploads)
+
+
+def test_note_without_its_bytes_goes_at_the_next_start(uploads: Uploads, tmp_path: Path) -> None:
+    send(uploads, b"some bytes", 0)
+    path = uploads.path(SITE, WHOLE)
+    left = path.with_name("ab" * 32 + ".at")
+    left.write_bytes(b"%020d" % 10)
+    again = Uploads(path.parent.parent)
+    assert not left.exists()
+    assert again.offset(SITE, WHOLE) == len(b"some bytes")

@@ -11,13 +11,12 @@ import asyncio
 import os
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from consortium.coordinator.addresses import check_url
+from consortium.coordinator.chains import load_chain
 from consortium.coordinator.office import Office
 from consortium.coordinator.tls import READ_BYTES, Transport
 from consortium.crypto.authority import needs_renewal, public_key_of
@@ -87,20 +86,9 @@ class Caller:
             # The key is compared with the roster instead: TLS proves that the peer has it.
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             made = self._office.authority.issue_caller(now_ms)
-            _load(context, made.pem().reveal(), self._office.folder)
+            load_chain(context, made.pem().reveal(), self._office.folder)
             self._context, self._chain = context, made.chain
         return self._context
-
-
-def _load(context: ssl.SSLContext, pem: bytes, folder: Path) -> None:
-    """The ssl module reads keys from files only: one that is there for a moment."""
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".pem")  # for its owner alone
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pem)
-        context.load_cert_chain(name)
-    finally:
-        os.unlink(name)
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, url: str) -> socket.socket:

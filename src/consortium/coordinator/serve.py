@@ -11,24 +11,22 @@ import asyncio
 import ctypes
 import gc
 import logging
-import os
 import resource
 import signal
 import socket
 import ssl
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
 from consortium.coordinator.app import make_app
+from consortium.coordinator.chains import load_chain
 from consortium.coordinator.edge import Edge
 from consortium.coordinator.lines import Lines
 from consortium.coordinator.office import Office
@@ -184,7 +182,7 @@ class Identity:
     def renew(self) -> None:
         """Take a new key and certificate: for connections from now on."""
         made = self._office.authority.issue_server(self._names, self._office.clock.now_ms())
-        _load(self.context, made.key.reveal() + made.chain, self._office.folder)
+        load_chain(self.context, made.key.reveal() + made.chain, self._office.folder)
         self._chain = made.chain
 
     def renew_if_due(self) -> bool:
@@ -206,17 +204,6 @@ def _is_any(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         return False
-
-
-def _load(context: ssl.SSLContext, pem: bytes, folder: Path) -> None:
-    """The ssl module reads keys from files only: one that is there for a moment."""
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".pem")  # for its owner alone
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(pem)
-        context.load_cert_chain(name)
-    finally:
-        os.unlink(name)
 
 
 def _allow_many_connections() -> None:

@@ -46,6 +46,9 @@ class Uploads:
         self._open: dict[str, Chunk] = {}  # by site
         with _failures(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
+            for told in folder.glob("*/*.at"):  # of bytes that are a blob by now
+                if not told.with_suffix(".part").exists():
+                    told.unlink(missing_ok=True)
 
     def path(self, site: str, digest: Digest) -> Path:
         """Where the bytes lie while they come."""

@@ -198,7 +198,6 @@ def _left_over(place: Place) -> Iterator[str]:
                 folders[:] = ["incoming"]  # the others have blobs
             for name in files:
                 inside = (Path(folder) / name).relative_to(top)
-                # Not `.at`: twenty bytes, which the next upload of that site removes.
-                is_passing = inside.suffix in (".new", ".part", ".whole")
+                is_passing = inside.suffix in (".new", ".part", ".at", ".whole")
                 if is_passing or inside.parts[0] == "work":
                     yield f"{top.name}/{inside} was left behind"
