@@ -11,7 +11,7 @@ import base64
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ from consortium.model import (
     save_update,
 )
 from consortium.plan.text import parse_condition, parse_duration_ms
-from consortium.plan.toml import parse_plan, read_plan
+from consortium.plan.toml import parse_plan, parse_toml, read_plan
 from consortium.plan.values import Plan
 from consortium.site.address import read_address
 from consortium.site.home import SiteHome
@@ -231,21 +231,6 @@ def _sample(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: kinds.get(told.get("type", "null")) for name, told in found.items()}
 
 
-# What still escapes from readers of files on our own machine: a number of more than 4,300 digits
-# (ValueError), a file that is nested too deeply, a snapshot that was forged with its seal. When
-# one is mended, its entry goes.
-KNOWN: dict[str, tuple[type[Exception], ...]] = {
-    "listen": (ValueError,),
-    "operator.json": (RecursionError,),
-    "plan": (ValueError,),
-    "plan.toml": (ValueError,),
-    "policy.toml": (ValueError, RecursionError),
-    "rounds.jsonl": (RecursionError,),
-    "site.toml": (RecursionError,),
-    "snapshot": (IndexError,),
-    "summary.json": (RecursionError,),
-}
-
 # ---- the list -----------------------------------------------------------------------
 
 
@@ -281,6 +266,12 @@ def parsers() -> dict[str, Parser]:
         ),
         "plan": Parser(
             ("plan.toml.parse_plan",), lambda d: parse_plan(text_of(d)), (_PLAN.encode(),)
+        ),
+        "toml": Parser(
+            ("plan.toml.parse_toml",),
+            lambda d: parse_toml(text_of(d)),
+            (_PLAN.encode(),),
+            (ValueError,),
         ),
         "duration": Parser(
             ("plan.text.parse_duration_ms",),
@@ -447,7 +438,4 @@ def parsers() -> dict[str, Parser]:
         ),
     }
     bodies = {f"body {kind.__name__}": _body(kind) for kind in _messages()}
-    found = text | tensors | binary | keys | files | bodies
-    for name, escaping in KNOWN.items():
-        found[name] = replace(found[name], errors=found[name].errors + escaping)
-    return found
+    return text | tensors | binary | keys | files | bodies

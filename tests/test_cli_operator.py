@@ -204,7 +204,10 @@ def test_serve_goes_on_after_kill_9(finished: Finished, tmp_path: Path) -> None:
     assert "first-study: 2 of 2 rounds done" in lines
 
 
-@pytest.mark.parametrize("listen", ["8443", ":8443", "127.0.0.1:", "127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "listen",
+    ["8443", ":8443", "127.0.0.1:", "127.0.0.1:99999", pytest.param("h:" + "9" * 5000, id="h:9…")],
+)
 def test_serve_says_what_an_address_is(listen: str) -> None:
     done = call("serve", "--listen", listen)
     assert (done.exit_code, "is not HOST:PORT" in done.stderr) == (2, True)
@@ -466,9 +469,10 @@ def test_without_access_it_is_exit_4(tmp_path: Path) -> None:
     done = call("status", "--coordinator", str(tmp_path))
     assert (done.exit_code, "error[E0812]" in done.stderr) == (4, True)
     assert "hint: consortium serve writes it" in done.stderr
-    (tmp_path / "operator.json").write_text("[]")
-    (tmp_path / "operator.json").chmod(0o600)
-    assert call("status", "--coordinator", str(tmp_path)).exit_code == 4
+    for text in ("[]", "[" * 5000, "9" * 5000):
+        (tmp_path / "operator.json").write_text(text)
+        (tmp_path / "operator.json").chmod(0o600)
+        assert call("status", "--coordinator", str(tmp_path)).exit_code == 4
 
 
 def test_access_that_others_can_read_is_refused(fresh: Path, tmp_path: Path) -> None:

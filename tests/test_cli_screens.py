@@ -494,6 +494,16 @@ def line(tmp_path: Path) -> Iterator[tuple[Coordinator, Operator]]:
     thread.join()
 
 
+@pytest.mark.parametrize("body", [b"{", b"[" * 5000, b"9" * 5000], ids=["cut", "depth", "digits"])
+def test_an_answer_that_is_not_json_is_refused(
+    line: tuple[Coordinator, Operator], body: bytes
+) -> None:
+    server, operator = line
+    server.body = body
+    with pytest.raises(WireError, match="not JSON"):
+        operator.get("/file")
+
+
 def fetched(line: tuple[Coordinator, Operator], target: Path) -> None:
     server, operator = line
     size = len(server.body)

@@ -243,7 +243,10 @@ def test_a_missing_run_is_told(runs: tuple[Path, Path], tmp_path: Path) -> None:
         ("rounds.jsonl", "{}\n"),
         ("rounds.jsonl", "7\n"),
         ("rounds.jsonl", "\udcff"),
+        pytest.param("rounds.jsonl", "[" * 5000, id="rounds.jsonl-depth"),
         ("summary.json", "[1,"),
+        pytest.param("summary.json", "[" * 5000, id="summary.json-depth"),
+        pytest.param("summary.json", "9" * 5000, id="summary.json-digits"),
     ],
 )
 def test_a_damaged_run_is_told(tmp_path: Path, file: str, content: str) -> None:

@@ -156,6 +156,21 @@ def test_a_syntax_error_at_the_end_still_says_where(tmp_path: Path) -> None:
     assert caught.value.where.startswith("p.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[federation]\nrounds = " + "9" * 5000, "a number has too many digits"),
+        ("a = " + "[" * 5000, "nested too deeply"),
+        ("a = " + "{a = " * 5000, "nested too deeply"),
+    ],
+    ids=["digits", "lists", "tables"],
+)
+def test_what_python_cannot_hold_is_a_syntax_error(text: str, says: str) -> None:
+    with pytest.raises(PlanSyntaxError, match=says) as caught:
+        parse_plan(text, "p.toml")
+    assert caught.value.where == "p.toml"
+
+
 def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanFileError, match="cannot read"):
         read_plan(tmp_path / "none.toml")

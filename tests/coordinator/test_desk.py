@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from consortium.coordinator import office as office_module
 from consortium.coordinator.desk import Desk
-from consortium.coordinator.office import Office
+from consortium.coordinator.office import INVITE_MS, Office
 from consortium.coordinator.rows import SiteRow
 from consortium.core import duties as d
 from consortium.core.ids import Digest
@@ -43,12 +44,14 @@ from consortium.wire.messages import (
     Ask,
     ClientRegister,
     Enrol,
+    Enrolled,
     FailureNote,
     Report,
     ScoreNote,
     Submission,
 )
 from consortium.wire.token import read_token
+from consortium.wire.words import WORDS_SHOWN
 
 SIZE = 8
 
@@ -204,6 +207,41 @@ def test_token_works_once_and_the_same_key_may_come_again(office: Office) -> Non
     assert office.enrol(body(winner)).site == first.site
     with pytest.raises(BadTokenError):
         office.enrol(body(SigningKey.generate()))
+
+
+def test_token_is_refused_before_words_are_made(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take 25 ms of our time: not for a token that does not hold."""
+    desk, registry = office.teller_named("counting").desk, office.registry
+    now_ms, one, two = office.clock.now_ms(), SigningKey.generate(), SigningKey.generate()
+    free, used, left = (registry.invite(desk.id, name, now_ms, INVITE_MS) for name in "abc")
+    expired = registry.invite(desk.id, "d", now_ms - 2, 1)
+
+    def ask(name: str, secret: str, key: SigningKey) -> Enrolled:
+        request = request_certificate(key).decode()
+        told = {"federation": desk.id, "name": name, "secret": secret}
+        return office.enrol(Enrol(certificate_request=request, **told))
+
+    ask("b", used, one)
+    desk.leave(office.site(ask("c", left, two).site))
+    monkeypatch.setattr(office_module, "words_of", lambda *_: pytest.fail("it makes words"))
+    for refused in (
+        ("a", "A" * 27, SigningKey.generate()),
+        ("e", free, SigningKey.generate()),
+        ("b", used, two),
+        ("c", left, two),
+        ("d", expired, SigningKey.generate()),
+    ):
+        with pytest.raises(BadTokenError):
+            ask(*refused)
+
+
+def test_words_are_kept_with_the_seat(office: Office) -> None:
+    player = enrol(office, "site-0")
+    assert (player.row.seat, len(player.row.words)) == (1, WORDS_SHOWN)
+    (told,) = office.teller_named("counting").sites()
+    assert tuple(told["words"]) == player.row.words
 
 
 def test_site_gets_what_it_needs_and_nobody_elses_update(office: Office) -> None:

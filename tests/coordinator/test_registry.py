@@ -38,6 +38,7 @@ from consortium.ledger.note import Checkpoint, Signer, sign_checkpoint
 
 FEDERATION, OTHER = "f" * 32, "e" * 32
 NOW_MS, HOUR_MS = 1_800_000_000_000, 3_600_000
+WORDS = ("apple", "zebra")
 REFUSED = "the token is unknown, used or expired"
 
 
@@ -116,16 +117,11 @@ def test_study_is_added_once(registry: Registry) -> None:
 
 def test_token_makes_a_site(registry: Registry) -> None:
     secret = registry.invite(FEDERATION, "charite", NOW_MS, HOUR_MS)
-    words = ("apple", "zebra")
-    row = registry.redeem(
-        FEDERATION, secret, "site-1", key_of(1), NOW_MS + 5, name="charite", words=words
-    )
+    row = registry.redeem(FEDERATION, secret, "site-1", key_of(1), NOW_MS + 5, name="charite")
     assert row == registry.site("site-1") == registry.enrolled("site-1")
-    assert (row.name, row.key, row.enrolled_ms, row.words) == (
-        *("charite", key_of(1), NOW_MS + 5),
-        words,
-    )
-    assert (row.seat, row.revoked_ms, row.certificate_serial) == (None, None, None)
+    assert (row.name, row.key, row.enrolled_ms) == ("charite", key_of(1), NOW_MS + 5)
+    assert (row.seat, row.words) == (None, ())
+    assert (row.revoked_ms, row.certificate_serial) == (None, None)
     (invite,) = registry.invites(FEDERATION)
     assert (invite.name, invite.used_ms, invite.site) == ("charite", NOW_MS + 5, "site-1")
 
@@ -385,12 +381,13 @@ def test_several_processes_may_open_a_new_file_at_once(path: Path) -> None:
 
 def test_seat_certificate_and_revocation(registry: Registry) -> None:
     join(registry, "charite", 1)
-    registry.set_seat("site-1", 7)
+    registry.set_seat("site-1", 7, WORDS)
     registry.set_certificate("site-1", "1f", "PEM")
     registry.revoke("site-1", NOW_MS + 1)
     registry.revoke("site-1", NOW_MS + 2)
     row = registry.site("site-1")
-    assert (row.seat, row.certificate_serial, row.certificate) == (7, "1f", "PEM")
+    assert (row.seat, row.words) == (7, WORDS)
+    assert (row.certificate_serial, row.certificate) == ("1f", "PEM")
     assert (row.revoked_ms, row.is_revoked) == (NOW_MS + 1, True)
 
 
@@ -408,7 +405,7 @@ def test_unknown_and_revoked_sites_are_refused_alike(registry: Registry) -> None
 def test_what_is_not_there_cannot_be_changed(registry: Registry) -> None:
     for change in (
         lambda: registry.site("nobody"),
-        lambda: registry.set_seat("nobody", 1),
+        lambda: registry.set_seat("nobody", 1, WORDS),
         lambda: registry.set_certificate("nobody", "1"),
         lambda: registry.revoke("nobody", NOW_MS),
         lambda: registry.erase_site_name("nobody"),
@@ -429,11 +426,11 @@ def test_sites_are_listed_by_federation_in_order_of_joining(registry: Registry) 
 def test_two_sites_never_share_a_seat(registry: Registry) -> None:
     join(registry, "a", 1)
     join(registry, "b", 2)
-    registry.set_seat("site-1", 1)
-    registry.set_seat("site-1", 1)
+    registry.set_seat("site-1", 1, WORDS)
+    registry.set_seat("site-1", 1, WORDS)
     with pytest.raises(StoreFailedError):
-        registry.set_seat("site-2", 1)
-    registry.set_seat("site-2", 2)
+        registry.set_seat("site-2", 1, WORDS)
+    registry.set_seat("site-2", 2, WORDS)
 
 
 def test_erased_name_is_nowhere_in_the_file(registry: Registry, path: Path) -> None:

@@ -40,7 +40,33 @@ def test_chunks_add_up_to_the_file(uploads: Uploads) -> None:
     assert send(uploads, DATA[:4000], 0) == 4000
     assert send(uploads, DATA[4000:], 4000) == len(DATA)
     assert uploads.path(SITE, WHOLE).read_bytes() == DATA
-    assert uploads.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+    taken, is_compared = uploads.take(SITE, WHOLE, len(DATA))
+    assert taken.read_bytes() == DATA and is_compared
+
+
+def test_chunk_is_known_by_the_digest_of_all_until_its_end(uploads: Uploads) -> None:
+    """As well as by its own: then every byte is hashed once, at both sides."""
+    for start, end in ((0, 4000), (4000, len(DATA))):
+        chunk = uploads.chunk(SITE, WHOLE, start)
+        chunk.write(DATA[start:end])
+        until_here = Digest(sha256(DATA[:end]).digest())
+        assert chunk.commit(until_here) == end
+        assert uploads.holds(SITE, WHOLE, start, until_here, end - start)
+        assert not uploads.holds(SITE, WHOLE, start + 1, until_here, end - start)
+    assert uploads.path(SITE, WHOLE).read_bytes() == DATA
+    assert uploads.take(SITE, WHOLE, len(DATA))[1]
+
+
+def test_chunk_that_is_right_behind_other_bytes_is_not_taken_for_the_whole(
+    uploads: Uploads,
+) -> None:
+    send(uploads, bytes(4000), 0)
+    chunk = uploads.chunk(SITE, WHOLE, 4000)
+    chunk.write(DATA[4000:])
+    with pytest.raises(UnsignedRequestError):
+        chunk.commit(WHOLE)
+    send(uploads, DATA[4000:], 4000)
+    assert uploads.take(SITE, WHOLE, len(DATA))[1] is False
 
 
 def test_chunk_does_not_count_before_it_is_committed(uploads: Uploads) -> None:
@@ -80,23 +106,56 @@ def test_what_a_killed_process_left_of_a_chunk_does_not_count(
     after = Uploads(tmp_path / "uploads")
     assert after.offset(SITE, WHOLE) == 4000
     assert send(after, DATA[4000:], 4000) == len(DATA)
-    assert after.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+    assert after.take(SITE, WHOLE, len(DATA))[0].read_bytes() == DATA
 
 
 def test_torn_tail_is_no_part_of_a_finished_upload(uploads: Uploads) -> None:
     send(uploads, DATA, 0)
     with uploads.path(SITE, WHOLE).open("ab") as file:
         file.write(b"torn")
-    assert uploads.take(SITE, WHOLE, len(DATA)).read_bytes() == DATA
+    assert uploads.take(SITE, WHOLE, len(DATA))[0].read_bytes() == DATA
 
 
-def test_file_that_a_power_cut_shortened_counts_as_far_as_it_goes(uploads: Uploads) -> None:
+def test_restart_goes_on_with_what_counted(uploads: Uploads, tmp_path: Path) -> None:
+    send(uploads, DATA[:4000], 0)
+    after = Uploads(tmp_path / "uploads")
+    assert after.offset(SITE, WHOLE) == 4000
+    assert after.holds(SITE, WHOLE, 3000, Digest(sha256(DATA[:4000]).digest()), 1000)
+    send(after, DATA[4000:], 4000)
+    assert Uploads(tmp_path / "uploads").take(SITE, WHOLE, len(DATA))[1]
+
+
+@pytest.mark.parametrize(
+    "left", [DATA[:100], bytes(len(DATA)), DATA[:-1] + b"!"], ids=["shorter", "zeros", "changed"]
+)
+def test_file_that_a_power_cut_has_changed_begins_again(
+    uploads: Uploads, tmp_path: Path, left: bytes
+) -> None:
     send(uploads, DATA, 0)
-    path = uploads.path(SITE, WHOLE)
-    path.write_bytes(DATA[:100])
-    assert uploads.offset(SITE, WHOLE) == 100
-    path.with_suffix(".at").write_bytes(b"")
-    assert uploads.offset(SITE, WHOLE) == 0
+    uploads.path(SITE, WHOLE).write_bytes(left)
+    after = Uploads(tmp_path / "uploads")
+    assert after.offset(SITE, WHOLE) == 0
+    with pytest.raises(MissingBlobError):
+        after.take(SITE, WHOLE, len(DATA))
+    send(after, DATA, 0)
+    taken, is_compared = after.take(SITE, WHOLE, len(DATA))
+    assert taken.read_bytes() == DATA and is_compared
+
+
+@pytest.mark.parametrize("told", [b"", b"x", b"00000000000000004000", b"4000 " + b"0" * 64])
+def test_torn_note_begins_again(uploads: Uploads, tmp_path: Path, told: bytes) -> None:
+    send(uploads, DATA[:4000], 0)
+    uploads.path(SITE, WHOLE).with_suffix(".at").write_bytes(told)
+    assert Uploads(tmp_path / "uploads").offset(SITE, WHOLE) == 0
+
+
+def test_file_that_somebody_has_removed_begins_again(uploads: Uploads) -> None:
+    send(uploads, DATA[:4000], 0)
+    uploads.path(SITE, WHOLE).unlink()
+    with pytest.raises(WrongOffsetError) as refused:
+        send(uploads, DATA[4000:], 4000)
+    assert refused.value.details == {"offset": 0}
+    assert send(uploads, DATA, 0) == len(DATA)
 
 
 def test_later_writer_takes_over(uploads: Uploads) -> None:
@@ -114,7 +173,8 @@ def test_later_writer_takes_over(uploads: Uploads) -> None:
 def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
     send(uploads, DATA, 0)
     late = uploads.chunk(SITE, WHOLE, len(DATA))
-    taken = uploads.take(SITE, WHOLE, len(DATA))
+    taken, is_compared = uploads.take(SITE, WHOLE, len(DATA))
+    assert is_compared
     with pytest.raises(WrongOffsetError):
         late.write(b"poison")
     late.abandon()
@@ -124,7 +184,7 @@ def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
             uploads.chunk(SITE, WHOLE, offset)
     assert uploads.offset(SITE, WHOLE) == len(DATA)
     assert taken.read_bytes() == DATA
-    assert uploads.take(SITE, WHOLE, len(DATA)) == taken
+    assert uploads.take(SITE, WHOLE, len(DATA)) == (taken, False)
 
 
 def test_unfinished_upload_cannot_be_taken(uploads: Uploads) -> None:

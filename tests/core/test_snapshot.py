@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from consortium.core.facts import Fault
 from consortium.core.federation import owed
 from consortium.core.ids import Seat
 from consortium.core.state import Federation
+from consortium.core.tables import Phase
 from consortium.errors import CodecError
 
 from .small import JUDGED, START_MS, World, digest, evaluating, ready, screening, summing, training
@@ -84,6 +86,23 @@ def test_a_damaged_snapshot_is_refused(data: st.DataObject) -> None:
         snapshot.load(bytes(saved), b"last", b"code")
     with pytest.raises(CodecError):
         snapshot.load(bytes(saved[:at]), b"last", b"code")
+
+
+@pytest.mark.parametrize("byte", [0, 1, 20, 127, 255])
+def test_a_forged_snapshot_is_a_state_or_refused(byte: int) -> None:
+    """Sealed by whoever can: every byte of it may be any."""
+    body = snapshot.save(SAVED, b"last", b"code")[32:]
+    for at in range(len(body)):
+        forged = body[:at] + bytes([byte]) + body[at + 1 :]
+        with suppress(CodecError):
+            snapshot.load(snapshot._seal(forged, b"last", b"code") + forged, b"last", b"code")
+
+
+@pytest.mark.parametrize("hint", [Phase, int | None])
+def test_a_number_that_stands_for_nothing_is_refused(hint: object) -> None:
+    _, take = snapshot._state_coder(hint)
+    with pytest.raises(CodecError, match="unknown"):
+        take(b"\x14", 0)
 
 
 SAVED = ended().state

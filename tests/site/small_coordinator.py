@@ -43,6 +43,7 @@ class Small:
     key: bytes | None = None  # requests must be signed with it
     blobs: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, bytearray] = field(default_factory=dict)
+    version: str = "2"
     routes: dict[tuple[str, str], Route] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
     cut_down: list[int] = field(default_factory=list)  # close after so many bytes of a download
@@ -86,7 +87,19 @@ class _Handler(BaseHTTPRequestHandler):
             signed.verify(self.small.key, AUDIENCE)
         except ConsortiumError:
             return False
-        return signed.line.digest == sha256(heard.body).hexdigest()
+        known, (place, _, offset) = (
+            {sha256(heard.body).hexdigest()},
+            heard.path.partition("?offset="),
+        )
+        if offset and self.small.version != "1":
+            before = self._held(place)[: int(offset)]
+            known.add(sha256(before + heard.body).hexdigest())
+        return signed.line.digest in known
+
+    def _held(self, path: str) -> bytearray:
+        """What is there of the upload at this address."""
+        name = path.rpartition("/")[2]
+        return self.small.uploads.setdefault(name, bytearray())
 
     def _blob(self, name: str) -> None:
         data = self.small.blobs[name]
@@ -102,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._bytes(206 if start else 200, data[start:], self.small.cut_down)
 
     def _upload(self, heard: Heard, name: str, offset: str | None) -> None:
-        held = self.small.uploads.setdefault(name, bytearray())
+        held = self._held(name)
         if offset is None:
             return self._json(200, {"offset": len(held), "is_complete": False})
         cut = self.small.cut_up.pop(0) if self.small.cut_up else ""
@@ -122,6 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _bytes(self, status: int, data: bytes, cuts: list[int] | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("Consortium-Protocol", self.small.version)
         self.end_headers()
         if cuts:
             self.wfile.write(data[: cuts.pop(0)])

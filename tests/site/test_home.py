@@ -79,7 +79,8 @@ def test_a_sheet_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["not toml", "", 'name = "north"\n', "\xff"],
+    ["not toml", "", 'name = "north"\n', "\xff", "seed = " + "9" * 5000, "words = " + "[" * 5000],
+    ids=["words", "empty", "part", "bytes", "digits", "depth"],
 )
 def test_a_sheet_that_joining_did_not_write_is_refused(tmp_path: Path, text: str) -> None:
     home = enrolled(tmp_path / "home")

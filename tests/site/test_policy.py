@@ -135,7 +135,12 @@ def test_a_value_that_cannot_be_is_refused(values: dict[str, object]) -> None:
     assert next(iter(values)) in caught.value.message
 
 
-def test_what_is_not_toml_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text("approve = listed\n")
+@pytest.mark.parametrize(
+    "text",
+    ["approve = listed\n", "min_sites = " + "9" * 5000, "tasks = " + "[" * 5000],
+    ids=["word", "digits", "depth"],
+)
+def test_what_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.toml").write_text(text)
     with pytest.raises(PlanSyntaxError):
         read_policy(tmp_path / "policy.toml")

@@ -297,6 +297,45 @@ def test_upload_sends_chunks(small: Small, transfer: Transfer, tmp_path: Path) -
     assert seen[-1] == (len(LARGE), len(LARGE))
 
 
+def test_chunks_of_a_marked_file_are_signed_with_what_it_was_until_there(
+    small: Small, transfer: Transfer, tmp_path: Path
+) -> None:
+    path, marks = file_of(tmp_path), marks_of(LARGE)
+    transfer.mark(NAME, marks)
+    transfer.send(path, NAME, round=7)
+    assert bytes(small.uploads[NAME.hex()]) == LARGE
+    assert signed_digests(small) == [mark.hex() for end, mark in marks.items() if end]
+    assert signed_digests(small)[-1] == NAME.hex()
+
+
+@pytest.mark.parametrize("how", ["an older coordinator", "marks of another file", "an odd offset"])
+def test_chunk_is_else_signed_with_its_own_digest(
+    small: Small, transfer: Transfer, tmp_path: Path, how: str
+) -> None:
+    start = 10 if how == "an odd offset" else 0
+    small.uploads[NAME.hex()] = bytearray(LARGE[:start])
+    small.version = "1" if how == "an older coordinator" else "2"
+    marked = Digest(bytes(32)) if how == "marks of another file" else NAME
+    transfer.mark(marked, marks_of(LARGE))
+    transfer.send(file_of(tmp_path), NAME, round=7)
+    assert bytes(small.uploads[NAME.hex()]) == LARGE
+    ends = range(start, len(LARGE), CHUNK_BYTES)
+    own = [sha256(LARGE[at : at + CHUNK_BYTES]).hexdigest() for at in ends]
+    if how == "an odd offset":
+        own[-1] = NAME.hex()  # the end of the file is marked, wherever a chunk begins
+    assert signed_digests(small) == own
+
+
+def marks_of(data: bytes) -> dict[int, bytes]:
+    ends = [*range(0, len(data), CHUNK_BYTES), len(data)]
+    return {end: sha256(data[:end]).digest() for end in ends}
+
+
+def signed_digests(small: Small) -> list[str]:
+    chunks = [heard for heard in small.heard if heard.method == "PATCH"]
+    return [heard.headers["Consortium-Content-Digest"] for heard in chunks]
+
+
 def test_upload_of_what_is_there_sends_nothing(
     small: Small, transfer: Transfer, tmp_path: Path
 ) -> None:

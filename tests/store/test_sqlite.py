@@ -248,6 +248,68 @@ def test_a_changed_blob_is_found_without_holding_it(tmp_path: Path) -> None:
         blobs.check(digest)
 
 
+def _adopted(blobs: FileBlobs, folder: Path) -> Digest:
+    (folder / "file").write_bytes(b"some bytes")
+    digest = digest_of(b"some bytes")
+    blobs.adopt(folder / "file", digest)
+    return digest
+
+
+def _written(blobs: FileBlobs, _: Path) -> Digest:
+    with blobs.writer() as writer:
+        writer.write_at(0, b"some bytes")
+        return writer.finish()
+
+
+def _checked(blobs: FileBlobs, _: Path) -> Digest:
+    digest = blobs.put(b"some bytes")
+    blobs.check(digest)
+    return digest
+
+
+@pytest.mark.parametrize("make", [_adopted, _written, _checked])
+@pytest.mark.parametrize("how", ["in its place", "another file"])
+def test_a_blob_is_compared_once_and_again_when_it_was_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, how: str
+) -> None:
+    blobs, compared = FileBlobs(tmp_path / "blobs"), []
+    digest = make(blobs, tmp_path)
+    compare = files._compare
+    monkeypatch.setattr(files, "_compare", lambda *of: (compared.append(of), compare(*of)))
+    blobs.check(digest)
+    assert not compared
+    FileBlobs.existing(tmp_path / "blobs").check(digest)  # an auditor relies on nobody
+    assert len(compared) == 1
+    time.sleep(0.02)  # older systems tell times in steps of some milliseconds
+    if how == "in its place":
+        blobs.path(digest).write_bytes(b"some byteZ")
+    else:
+        (tmp_path / "other").write_bytes(b"some byteZ")
+        (tmp_path / "other").rename(blobs.path(digest))
+    with pytest.raises(CorruptBlobError):
+        blobs.check(digest)
+
+
+@pytest.mark.parametrize("make", [_adopted, _written])
+def test_a_damaged_blob_is_replaced(tmp_path: Path, make: Any) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    digest = blobs.put(b"some bytes")
+    blobs.path(digest).write_bytes(b"some byteZ")
+    assert make(blobs, tmp_path) == digest
+    blobs.check(digest)
+    assert blobs.get(digest) == b"some bytes"
+
+
+def test_memory_of_what_was_compared_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_MOST_COMPARED", 3)
+    blobs = FileBlobs(tmp_path / "blobs")
+    for number in range(9):
+        blobs.check(blobs.put(bytes([number])))
+    assert len(blobs._compared) == 3
+
+
 def test_a_blob_may_be_read_and_written_a_little_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from consortium.errors import UsageError
 
 _MAX_PORT = 65_535
+_MAX_DIGITS = 5  # looked at first: `int` raises for thousands of them
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -14,6 +15,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     (('0.0.0.0', 8443), ('::', 8443))
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > _MAX_PORT:
+    is_number = port.isdecimal() and len(port) <= _MAX_DIGITS
+    if not colon or not host or not is_number or int(port) > _MAX_PORT:
         raise UsageError(f"--listen {text} is not HOST:PORT", hint="--listen 0.0.0.0:8443")
     return host.removeprefix("[").removesuffix("]"), int(port)

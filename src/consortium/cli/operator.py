@@ -65,7 +65,7 @@ def read_access(place: Path) -> Access:
     try:
         values = json.loads(read_secret(path).reveal())
         access = Access(values["url"], values["authority"], values["token"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         access = Access("", "", "")
     if not all(isinstance(part, str) and part for part in (access.url, access.token)):
         raise NotEnrolledError(
@@ -166,5 +166,5 @@ def _decoded(response: Response) -> Any:
     told = response.read_all(_MOST_BYTES)
     try:
         return json.loads(told)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise WireError("the coordinator's answer is not JSON") from None

@@ -428,7 +428,8 @@ class Desk:
                 raise WireError("the update has another size than it is said to have")
             return
         try:
-            self.blobs.adopt(self._uploads.take(site.id, digest, size_bytes), digest)
+            whole, is_compared = self._uploads.take(site.id, digest, size_bytes)
+            self.blobs.adopt(whole, digest, is_compared=is_compared)
         except CorruptBlobError:
             self._uploads.forget(site.id, digest)
             raise WireError(

@@ -25,12 +25,11 @@ _NO_KEY = bytes(32)  # of small order: nobody joins with it
 @dataclass(frozen=True, slots=True)
 class Newcomer:
     """Who redeems a token: the id that it gets if it wins, its key, the name that it says it
-    was invited under (None: it did not say), the words to compare."""
+    was invited under (None: it did not say)."""
 
     id: str
     key: bytes
     name: str | None = None
-    words: tuple[str, ...] = ()
 
 
 def invite(run: Connection, federation: str, name: str, now_ms: int, lifetime_ms: int) -> str:
@@ -87,10 +86,9 @@ def _admit(
             "this key belongs to a site that has joined before",
             hint="make a new key: each site has its own, and a revoked one does not come back",
         )
-    words = " ".join(newcomer.words)
-    row = (newcomer.id, federation, newcomer.name, newcomer.key, now_ms, words)
-    names = "id, federation, name, key, enrolled_ms, words"
-    run.execute(f"INSERT INTO sites ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
+    row = (newcomer.id, federation, newcomer.name, newcomer.key, now_ms)
+    names = "id, federation, name, key, enrolled_ms, words"  # its words come with its seat
+    run.execute(f"INSERT INTO sites ({names}) VALUES (?, ?, ?, ?, ?, '')", row)
     used = "UPDATE invites SET used_ms = ?, site = ? WHERE hash = ?"
     run.execute(used, (now_ms, newcomer.id, token))
     made = find_site(run, newcomer.id)

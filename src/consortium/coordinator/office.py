@@ -186,11 +186,8 @@ class Office:
         asks again with the same key, and gets the same place."""
         request = body.certificate_request.encode()
         key, now_ms = key_of_request(request), self.clock.now_ms()
-        words = words_of(self.authority.fingerprint, body.federation, key)
         site = secrets.token_hex(16)
-        row = self.registry.redeem(
-            body.federation, body.secret, site, key, now_ms, name=body.name, words=words
-        )
+        row = self.registry.redeem(body.federation, body.secret, site, key, now_ms, name=body.name)
         desk = self.desk_of(row)
         if row.seat is not None and not desk.has_member(row):
             raise BadTokenError(USED)  # it has left, or was put out
@@ -201,7 +198,9 @@ class Office:
         with desk.lock:
             seat = desk.state.roster.seat_of[SiteId(row.id)]
             log_key = desk.state.log_keys[-1]
-        self.registry.set_seat(row.id, int(seat))
+        # Made slowly, and so only for whom the token has let in.
+        words = words_of(self.authority.fingerprint, desk.id, row.key)
+        self.registry.set_seat(row.id, int(seat), words)
         return Enrolled(
             site=row.id,
             audience=self.audience,

@@ -147,14 +147,12 @@ class Registry:
         now_ms: int,
         *,
         name: str | None = None,
-        words: Sequence[str] = (),
     ) -> SiteRow:
         """The site that this token makes of `key`: exactly one wins, however many come at
-        once. The caller has seen a proof that the asker has the key; `words` are kept, to be
-        compared by phone. `BadTokenError` does not tell unknown, used and expired tokens
-        apart, nor those for another `name`. The winner may come again with the same key,
-        and gets the same row."""
-        newcomer = enrolment.Newcomer(site_id, key, name, tuple(words))
+        once. The caller has seen a proof that the asker has the key. `BadTokenError` does not
+        tell unknown, used and expired tokens apart, nor those for another `name`. The winner
+        may come again with the same key, and gets the same row."""
+        newcomer = enrolment.Newcomer(site_id, key, name)
         with self._database.writing() as run:
             return enrolment.redeem(run, federation, secret, newcomer, now_ms)
 
@@ -184,9 +182,9 @@ class Registry:
         with self._database.reading() as run:
             return [site_row(row) for row in run.execute(query, (federation,))]
 
-    def set_seat(self, site_id: str, seat: int) -> None:
-        """Where the log has put the site."""
-        self._change(site_id, "seat = ?", seat)
+    def set_seat(self, site_id: str, seat: int, words: Sequence[str]) -> None:
+        """Where the log has put the site, and the words to compare by phone."""
+        self._change(site_id, "seat = ?, words = ?", seat, " ".join(words))
 
     def set_certificate(self, site_id: str, serial: str, pem: str | None = None) -> None:
         """The certificate that was issued last."""

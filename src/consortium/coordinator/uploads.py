@@ -1,15 +1,19 @@
 """What sites are sending: files that grow chunk by chunk until they are whole.
 
     uploads/{site}/{digest}.part    the bytes so far, perhaps with a torn chunk at the end
-    uploads/{site}/{digest}.at      how many of them count
+    uploads/{site}/{digest}.at      how many of them count, and the digest of those
     uploads/{site}/{digest}.whole   complete: nobody writes here any more
     uploads/{site}/done             digests that this site has sent before, the newest of them
 
 A chunk counts as a whole or not at all: `commit` verifies its digest, and only then moves the
 offset; what came of it before a cut, a wrong digest or a kill is cut off again. Nothing is
-forced to the disk here: `FileBlobs.adopt` does that for the finished file, and verifies it.
+forced to the disk here: `FileBlobs.adopt` does that for the finished file.
 A site has one upload at a time, and an upload one writer: who comes later is believed, since
 the earlier connection may be dead without our knowing.
+
+Every byte is hashed once, as it comes: what counts has a running hash in memory. After a
+restart it is made again from the file, and must be the one that was told with the offset;
+after a power cut it may not be, and the upload begins again.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from consortium.core.ids import Digest, is_plain_id
 from consortium.errors import (
@@ -31,10 +37,23 @@ from consortium.errors import (
     WrongOffsetError,
 )
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 RESERVE_BYTES = 64 << 20  # for the log and the registry: they must be able to go on
 _MOST_DONE = 512  # digests of a site that are remembered; who sends an older one sends it again
 _LINE_BYTES = 65  # of a digest and its end
 _OWNER_ONLY = 0o600
+_READ_BYTES = 1 << 18
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What counts of an upload: so many bytes, and their hash."""
+
+    digest: Digest  # that the whole is to have
+    end: int
+    sum: _Hash
 
 
 class Uploads:
@@ -44,6 +63,7 @@ class Uploads:
         self._folder = folder
         self._lock = threading.Lock()
         self._open: dict[str, Chunk] = {}  # by site
+        self._counted: dict[str, _Counted] = {}  # by site
         with _failures(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             for told in folder.glob("*/*.at"):  # of bytes that are a blob by now
@@ -52,19 +72,38 @@ class Uploads:
 
     def path(self, site: str, digest: Digest) -> Path:
         """Where the bytes lie while they come."""
-        return self._file(site, digest, "part")
+        return Path(self._name(site, digest, "part"))
 
     def offset(self, site: str, digest: Digest) -> int:
         """How many bytes count."""
         with _failures(self._folder):
-            whole = self._file(site, digest, "whole")
-            if whole.exists():  # it was taken, and the process died before it became a blob
-                return whole.stat().st_size
-            try:
-                told = int(self._file(site, digest, "at").read_bytes())
-                return min(told, self.path(site, digest).stat().st_size)
-            except (FileNotFoundError, ValueError):  # nothing, or a power cut
+            known = self._known(site, digest)
+            if known is not None:
+                return known.end
+            try:  # it was taken, and the process died before it became a blob
+                return os.stat(self._name(site, digest, "whole")).st_size
+            except FileNotFoundError:
                 return 0
+
+    def _known(self, site: str, digest: Digest) -> _Counted | None:
+        """What counts; None when nothing does, or when it was taken."""
+        known = self._counted.get(site)
+        if known is not None and known.digest == digest:
+            return known
+        told = self._name(site, digest, "at")
+        try:
+            with open(told, "rb") as file:
+                words = file.read()
+            known = _read_back(self._name(site, digest, "part"), digest, words)
+        except FileNotFoundError:
+            return None
+        with self._lock, suppress(FileNotFoundError), open(told, "rb") as file:
+            if file.read() != words:  # the upload was begun again meanwhile
+                return None
+            if known is not None:
+                return self._counted.setdefault(site, known)
+            os.unlink(told)  # so that nobody makes us look again
+        return None
 
     def check_room(self, size_bytes: int = 0) -> None:
         """Returns when the disk has this much left, and what the rest of us needs besides."""
@@ -77,52 +116,82 @@ class Uploads:
     def chunk(self, site: str, digest: Digest, offset: int) -> Chunk:
         """Begin to write at `offset`, which must be where the upload ends. An earlier writer
         of this site, and its uploads of other digests, are ended."""
+        true_offset = self.offset(site, digest)
         with self._lock:
-            true_offset = self.offset(site, digest)
             if offset != true_offset:
                 raise wrong_offset(true_offset)
-            if self._file(site, digest, "whole").exists():
-                raise wrong_offset(true_offset, "the upload is complete")
-            self._end_writer(site)
-            path = self.path(site, digest)
-            with _failures(path):
-                if not path.exists():
+            path = self._name(site, digest, "part")
+            with _failures(self._folder):
+                if os.path.exists(self._name(site, digest, "whole")):
+                    raise wrong_offset(true_offset, "the upload is complete")
+                self._end_writer(site)
+                counted = self._counted.get(site)
+                if counted is None or counted.digest != digest or counted.end != offset:
+                    if offset:  # it was another one's turn meanwhile
+                        raise wrong_offset(0)
                     self._clear(site)
+                    counted = self._counted[site] = _Counted(digest, 0, sha256())
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
-            chunk = Chunk(self._lock, path, handle, offset)
+                chunk = Chunk(self._lock, path, handle, counted)
+                try:
+                    size = os.fstat(handle).st_size
+                    if size < offset:  # somebody else has touched our files
+                        del self._counted[site]
+                        raise wrong_offset(0)
+                    if size > offset:  # what a killed process left of a chunk
+                        os.ftruncate(handle, offset)
+                except BaseException:
+                    chunk.end()
+                    raise
             self._open[site] = chunk
-            chunk.truncate()  # what a killed process left of a chunk
             return chunk
 
-    def holds(self, site: str, digest: Digest, offset: int, chunk: Digest, size: int) -> bool:
-        """Whether exactly this chunk already counts at `offset`."""
-        if offset + size > self.offset(site, digest):
-            return False
-        path = self.path(site, digest)
-        with _failures(path), path.open("rb", buffering=0) as file:
-            return _digest_of(file.fileno(), offset, size) == chunk
+    def holds(self, site: str, digest: Digest, offset: int, signed: Digest, size: int) -> bool:
+        """Whether exactly this chunk already counts at `offset`. By the digest of all until its
+        end, only the last one is known again; by its own, every one."""
+        end = offset + size
+        with _failures(self._folder):
+            known = self._known(site, digest)
+            if known is not None and end == known.end and known.sum.digest() == signed:
+                return True
+            if end > self.offset(site, digest):
+                return False
+            suffix = "whole" if known is None else "part"
+            try:
+                with open(self._name(site, digest, suffix), "rb", buffering=0) as file:
+                    return _hash_of(file.fileno(), offset, end).digest() == signed
+            except FileNotFoundError:  # it has become a blob meanwhile
+                return False
 
-    def take(self, site: str, digest: Digest, size_bytes: int) -> Path:
-        """The finished file, out of every writer's reach: hash it, then move it away. The
-        same again gives the same file; one that is not complete raises `MissingBlobError`."""
-        part, whole = self.path(site, digest), self._file(site, digest, "whole")
-        with self._lock, _failures(part):
+    def take(self, site: str, digest: Digest, size_bytes: int) -> tuple[Path, bool]:
+        """The finished file, out of every writer's reach, to be adopted; and whether its bytes
+        are known to have the digest. The same again gives the same file; one that is not
+        complete raises `MissingBlobError`."""
+        whole, is_compared = Path(self._name(site, digest, "whole")), False
+        self.offset(site, digest)  # after a restart, its hash is made again without the lock
+        with self._lock, _failures(whole):
             self._end_writer(site)
-            is_taken = whole.exists()
-            if not is_taken and part.exists() and self.offset(site, digest) == size_bytes:
+            counted = self._counted.get(site)
+            if counted is not None and (counted.digest, counted.end) == (digest, size_bytes):
+                part = self._name(site, digest, "part")
                 os.truncate(part, size_bytes)
-                part.replace(whole)
-                self._file(site, digest, "at").unlink(missing_ok=True)
-            elif not is_taken or whole.stat().st_size != size_bytes:
+                os.replace(part, whole)
+                Path(self._name(site, digest, "at")).unlink(missing_ok=True)
+                is_compared = counted.sum.digest() == digest
+                del self._counted[site]
+            elif not whole.exists() or whole.stat().st_size != size_bytes:
                 raise MissingBlobError("the upload is not complete", hint="send the rest first")
-        return whole
+        return whole, is_compared
 
     def forget(self, site: str, digest: Digest) -> None:
         """Begin this upload again: its bytes turned out to be others."""
         with self._lock, _failures(self._folder):
             self._end_writer(site)
+            counted = self._counted.get(site)
+            if counted is not None and counted.digest == digest:
+                del self._counted[site]
             for suffix in ("part", "at", "whole"):
-                self._file(site, digest, suffix).unlink(missing_ok=True)
+                Path(self._name(site, digest, suffix)).unlink(missing_ok=True)
 
     def is_done(self, site: str, digest: Digest) -> bool:
         """Whether this site has sent these bytes before. Perhaps they are no longer here."""
@@ -165,50 +234,54 @@ class Uploads:
             if file.suffix in (".part", ".at"):
                 file.unlink(missing_ok=True)
 
-    def _file(self, site: str, digest: Digest, suffix: str) -> Path:
-        return self._done(site).with_name(f"{digest.hex()}.{suffix}")
+    def _name(self, site: str, digest: Digest, suffix: str) -> str:
+        """A text: there are several of them in each chunk, and a `Path` is slow to make."""
+        return f"{self._home(site)}/{digest.hex()}.{suffix}"
 
     def _done(self, site: str) -> Path:
+        return Path(self._home(site), "done")
+
+    def _home(self, site: str) -> str:
         if not is_plain_id(site):  # it is part of a file's name
             raise UsageError("a site's id is 1 to 64 letters, digits, dashes and underscores")
-        return self._folder / site / "done"
+        return f"{self._folder}/{site}"
 
 
 class Chunk:
     """A part of an upload while it comes in: `write` the pieces, then `commit` or `abandon`."""
 
-    def __init__(self, lock: threading.Lock, path: Path, handle: int, start: int) -> None:
-        self._lock, self._path = lock, path
+    def __init__(self, lock: threading.Lock, path: str, handle: int, counted: _Counted) -> None:
+        self._lock, self._path, self._counted = lock, path, counted
         self._handle: int | None = handle
-        self._start = self._end = start
-        self._hash = sha256()
+        self._end, self._sum = counted.end, counted.sum.copy()
 
     def write(self, piece: bytes) -> None:
         """Add a piece. Raises when another request has taken the upload over."""
         with self._lock, _failures(self._path):
             handle = self._opened()
-            self._hash.update(piece)
+            self._sum.update(piece)
             left = memoryview(piece)
             while left:  # one call may write a part only
                 written = os.pwrite(handle, left, self._end)
                 left, self._end = left[written:], self._end + written
 
-    def commit(self, digest: Digest) -> int:
-        """Let the chunk count, if its bytes have this digest; where the upload ends now."""
+    def commit(self, signed: Digest) -> int:
+        """Let the chunk count, if this is the digest of all bytes until its end, or of its own;
+        where the upload ends now."""
         with self._lock, _failures(self._path):
-            self._opened()
-            if self._hash.digest() != digest:
+            handle, start, end = self._opened(), self._counted.end, self._end
+            is_signed = self._sum.digest() == signed
+            if not is_signed and _hash_of(handle, start, end).digest() != signed:
                 raise UnsignedRequestError("the body is not the one that was signed")
-            told = os.open(
-                self._path.with_suffix(".at"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY
-            )
-            try:
-                os.pwrite(told, b"%020d" % self._end, 0)  # in one call: a kill tears nothing
+            told = self._path.removesuffix("part") + "at"
+            file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+            try:  # in one call: a kill tears nothing
+                os.pwrite(file, b"%020d %s" % (end, self._sum.hexdigest().encode()), 0)
             finally:
-                os.close(told)
-            self._start = self._end
+                os.close(file)
+            self._counted.end, self._counted.sum = end, self._sum
             self.end()
-        return self._end
+        return end
 
     def abandon(self) -> None:
         """As if the chunk had never come, unless it was committed."""
@@ -220,18 +293,14 @@ class Chunk:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
-        with suppress(OSError):  # the next writer truncates as well
-            os.ftruncate(handle, self._start)
+        if self._end > self._counted.end:
+            with suppress(OSError):  # the next writer truncates as well
+                os.ftruncate(handle, self._counted.end)
         os.close(handle)
-
-    def truncate(self) -> None:
-        """Drop what lies behind the start. The caller holds the lock."""
-        with _failures(self._path):
-            os.ftruncate(self._opened(), self._start)
 
     def _opened(self) -> int:
         if self._handle is None:
-            raise wrong_offset(self._start, "another request has taken this upload over")
+            raise wrong_offset(self._counted.end, "another request has taken this upload over")
         return self._handle
 
 
@@ -244,19 +313,28 @@ def wrong_offset(
     return error
 
 
-def _digest_of(handle: int, offset: int, size: int) -> Digest:
+def _read_back(part: str, digest: Digest, told: bytes) -> _Counted | None:
+    """What counts of a file by what was told of it; None if its bytes are no longer those."""
+    count, _, sum = told.partition(b" ")
+    if not count.isdigit():
+        return None
+    with open(part, "rb", buffering=0) as file:
+        found = _hash_of(file.fileno(), 0, int(count))
+        is_same = found.hexdigest().encode() == sum
+    return _Counted(digest, int(count), found) if is_same else None
+
+
+def _hash_of(handle: int, start: int, end: int) -> _Hash:
+    """Of the bytes from start to end, or until the file ends."""
     found = sha256()
-    while size:
-        piece = os.pread(handle, min(size, 1 << 18), offset)
-        if not piece:
-            break
+    while start < end and (piece := os.pread(handle, min(end - start, _READ_BYTES), start)):
         found.update(piece)
-        offset, size = offset + len(piece), size - len(piece)
-    return Digest(found.digest())
+        start += len(piece)
+    return found
 
 
 @contextmanager
-def _failures(path: Path) -> Iterator[None]:
+def _failures(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

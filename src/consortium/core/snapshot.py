@@ -99,6 +99,8 @@ def _enum(kind: type[Enum]) -> Coder:
 
     def take(record: bytes, at: int) -> tuple[Enum, int]:
         number, at = _take_count(record, at)
+        if number >= len(members):
+            raise CodecError(f"unknown {kind.__name__} {number}")
         return members[number], at
 
     return (lambda out, value: _put_count(out, numbers[value])), take
@@ -159,6 +161,8 @@ def _union(arguments: tuple[Any, ...]) -> Coder:
 
     def take(record: bytes, at: int) -> tuple[Any, int]:
         tag, at = _take_count(record, at)
+        if tag >= len(coders):
+            raise CodecError(f"unknown type tag {tag}")
         return coders[tag][1](record, at)
 
     return put, take

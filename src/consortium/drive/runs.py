@@ -51,7 +51,7 @@ def read_run(folder: Path) -> PastRun:
         file = folder / "summary.json"
         summary = json.loads(file.read_text()) if file.exists() else {}
         plan = read_plan(folder / "plan.toml")
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         raise PlanFileError(
             f"{folder} is not the folder of a run: {type(error).__name__}",
             hint="runs lie in runs/ below where `consortium simulate` was started",

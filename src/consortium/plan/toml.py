@@ -65,8 +65,8 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     """The plan in `text`; `name` is what error messages call it."""
     source = _Source(text, name)
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise source.syntax_error(str(error)) from None
     _refuse_unsupported(values, source)
     try:
@@ -77,6 +77,18 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     if found:
         raise source.problem(found[0])
     return plan
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values in a TOML text; raises `ValueError`, in words for people, for any other."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python's own limit, in words for programmers
+        raise ValueError("a number has too many digits") from None
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
 
 
 def write_plan(plan: Plan) -> str:

@@ -128,7 +128,7 @@ class SiteHome:
         path = self.path / _SHEET
         try:
             return Enrolment.model_validate(tomllib.loads(read_secret(path).reveal().decode()))
-        except (ValueError, ValidationError):  # ValueError: not TOML, not text
+        except (ValueError, RecursionError, ValidationError):  # not TOML, not text
             raise CorruptStoreError(f"{path} is not what joining wrote") from None
 
     def enrol(self, enrolment: Enrolment, certificate: str, authority: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +30,7 @@ from consortium.errors import (
 )
 from consortium.model import Layout
 from consortium.plan.text import parse_duration_ms
+from consortium.plan.toml import parse_toml
 from consortium.plan.values import Plan
 from consortium.store.files import write_durably
 from consortium.tensors import write_header
@@ -178,9 +178,10 @@ def read_policy(path: Path) -> Policy:
     except (OSError, UnicodeDecodeError):
         raise PlanFileError(f"cannot read {path}", hint="consortium site policy") from None
     try:
-        return parse_policy(tomllib.loads(text), path.name)
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(text)
+    except ValueError as error:
         raise PlanSyntaxError(f"not TOML: {error}", where=str(path)) from None
+    return parse_policy(values, path.name)
 
 
 def parse_policy(values: dict[str, object], where: str = "") -> Policy:

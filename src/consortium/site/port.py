@@ -2,7 +2,9 @@
 
 Whoever cannot show the coordinator's own certificate, of the authority that this site joined
 with, is refused in the handshake: nothing that a stranger says is read by anything but TLS. A
-connection has a few seconds to prove who it is, and few may try at a time.
+connection has a few seconds to prove who it is, and few may try at a time: of too many, whoever
+has tried for longest makes room, because to refuse the newcomer would let strangers who came
+first keep the coordinator out.
 
     POST /v1/line                   the connection is the site's from now on (`lines.py`)
     POST /federated/client/train    train in a round, and say what came of it (`called.py`)
@@ -74,11 +76,6 @@ class Port:
         self._lines.close()
 
     def _greet(self, sock: socket.socket) -> None:
-        with self._lock:
-            is_full = len(self._unproven) >= MOST_UNPROVEN
-        if is_full:
-            sock.close()
-            return
         sock.settimeout(PROVE_S)
         try:
             tls = _context(self._home).wrap_socket(
@@ -88,6 +85,10 @@ class Port:
             sock.close()
             return
         with self._lock:
+            if len(self._unproven) >= MOST_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                _hang_up(oldest)
             self._unproven[tls] = time.monotonic() + PROVE_S
         threading.Thread(target=self._take, args=(tls,), name="call", daemon=True).start()
 
@@ -116,8 +117,12 @@ class Port:
         with self._lock:
             for tls, ends_s in self._unproven.items():
                 if ends_s < now_s:
-                    with suppress(OSError):  # its own thread closes it
-                        socket.socket.shutdown(tls, socket.SHUT_RDWR)
+                    _hang_up(tls)
+
+
+def _hang_up(tls: ssl.SSLSocket) -> None:
+    with suppress(OSError):  # its own thread closes it
+        socket.socket.shutdown(tls, socket.SHUT_RDWR)
 
 
 class _Call(BaseHTTPRequestHandler):

@@ -14,16 +14,18 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
 from consortium.core.ids import Digest
 from consortium.errors import StoreFailedError, TaskResultError
 from consortium.site.jobs import OUT
+from consortium.site.transfer import Marks
 from consortium.store.files import FileBlobs, is_abandoned, sync_folder
+from consortium.wire.messages import CHUNK_BYTES
 
 _FOLDER = "work"  # in the site's home
-_COPIED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +59,21 @@ class Scratch:
 
     # ---- what was made --------------------------------------------------------------
 
-    def move_to(self, blobs: FileBlobs, name: str, most_bytes: int) -> tuple[Digest, int]:
-        """Make a blob of a file; which one, and how large it is."""
+    def move_to(self, blobs: FileBlobs, name: str, most_bytes: int) -> tuple[Digest, Marks]:
+        """Make a blob of a file; which one, and the digests of its beginnings, the last of
+        which is the whole."""
         with self._opened(name, most_bytes) as (source, _), blobs.writer() as writer:
-            offset = 0
-            while data := source.read(_COPIED_BYTES):
+            offset, found, marks = 0, sha256(), {0: sha256().digest()}
+            while data := source.read(CHUNK_BYTES):
                 writer.write_at(offset, data)
+                found.update(data)
                 offset += len(data)
+                marks[offset] = found.digest()
                 if offset > most_bytes:  # it grows while we read
                     raise TaskResultError(f"`{name}` has more than {most_bytes:,} bytes")
-            digest = writer.finish()
+            digest = writer.finish(Digest(found.digest()))
         self._drop(name)
-        return digest, offset
+        return digest, marks
 
     def copy_to(self, out: Path) -> None:
         """Put the file of this name that was made for somebody where they want it."""

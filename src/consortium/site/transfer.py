@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -30,6 +30,8 @@ from consortium.store.files import FileBlobs
 from consortium.wire.messages import CHUNK_BYTES, UploadState
 
 OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Marks = Mapping[int, bytes]  # of a file: the digest of its first bytes, by how many they are
+_MARKS_FROM = 2  # the version of the protocol in which a coordinator knows a chunk by them
 _WRITE_BYTES = 1 << 18
 _MOST_CORRECTIONS = 3  # of an offset, without a byte taken in between
 
@@ -45,6 +47,7 @@ class Transfer:
         self._client, self._blobs, self._folder = client, blobs, folder
         self._one_at_a_time = threading.Lock()
         self._arrived: Digest | None = None  # the last upload, if it came to its end
+        self._marks: tuple[Digest | None, Marks] = (None, {})
 
     # ---- down -----------------------------------------------------------------------
 
@@ -108,12 +111,18 @@ class Transfer:
 
     # ---- up -------------------------------------------------------------------------
 
+    def mark(self, digest: Digest, marks: Marks) -> None:
+        """Whoever made this file has hashed it: its chunks need not be hashed again."""
+        self._marks = digest, marks
+
     def send(
         self, path: Path, digest: Digest, *, round: int, on_progress: OnProgress = _in_silence
     ) -> int:
         """Make sure that the coordinator has all bytes of the file; how many there are."""
         with _opened(path) as file:
-            upload = _Upload(file, file.seek(0, os.SEEK_END), digest, round)
+            marked, marks = self._marks
+            known = marks if marked == digest else {}
+            upload = _Upload(file, file.seek(0, os.SEEK_END), digest, round, known)
             offset, corrections = self._begin(upload), 0
             while offset < upload.size:
                 on_progress(offset, upload.size)
@@ -141,9 +150,12 @@ class Transfer:
         """Where the upload ends now, also when it was not where we thought."""
         upload.file.seek(offset)
         chunk = upload.file.read(CHUNK_BYTES)
-        call, path = self._client.call, f"{upload.path}?offset={offset}"
+        client, path, digest = self._client, f"{upload.path}?offset={offset}", None
+        if client.their_version >= _MARKS_FROM:
+            digest = upload.marks.get(offset + len(chunk))
+        request = client.prepare("PATCH", path, chunk, round=upload.round, digest=digest)
         try:
-            return upload.end(call("PATCH", path, chunk, reply=UploadState, round=upload.round))
+            return upload.end(client.send(request, UploadState))
         except WrongOffsetError as error:
             actual = error.details.get("offset")
             if type(actual) is not int or actual < 0:
@@ -157,6 +169,7 @@ class _Upload:
     size: int
     digest: Digest
     round: int
+    marks: Marks = field(default_factory=dict)
 
     @property
     def path(self) -> str:

@@ -30,6 +30,7 @@ from consortium.wire.messages import MAX_JSON_BYTES, read_body
 from consortium.wire.signing import RequestLine, new_nonce, sign
 from consortium.wire.version import PRESENT, PROTOCOL, check_version
 
+_UNTOLD = 0
 READ_S = 15.0  # for an answer that the coordinator gives at once
 _ALWAYS = {"Accept-Encoding": "identity", "User-Agent": "consortium", PROTOCOL: str(PRESENT)}
 
@@ -93,6 +94,7 @@ class Client:
         """With `lines`, nothing connects from here: what is asked goes on those."""
         self.url, self._context, self._identity, self._lines = url, context, identity, lines
         self._connections = Connections(self._connection)
+        self.their_version = _UNTOLD  # of the protocol, since the coordinator's last answer
 
     @property
     def way(self) -> str:
@@ -109,9 +111,16 @@ class Client:
     # ---- one request, one answer ----------------------------------------------------
 
     def prepare(
-        self, method: str, path: str, body: BaseModel | bytes | None = None, *, round: int = 0
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | bytes | None = None,
+        *,
+        round: int = 0,
+        digest: bytes | None = None,
     ) -> Request:
-        """A request, signed now. Send the same one again when its answer got lost."""
+        """A request, signed now. Send the same one again when its answer got lost. `digest` is
+        what is signed for the body where that is not its own."""
         data = body.model_dump_json().encode() if isinstance(body, BaseModel) else body or b""
         headers: dict[str, str] = {}
         if self._identity is not None:
@@ -123,7 +132,7 @@ class Client:
                 site=whom.site,
                 round=round,
                 nonce=new_nonce(),
-                digest=digest_of(data).hex(),
+                digest=(digest or digest_of(data)).hex(),
             )
             headers |= sign(line, whom.key)
         if isinstance(body, BaseModel):
@@ -170,11 +179,12 @@ class Client:
                     request.method, request.path, headers, request.body, read_s
                 )
             with closing(Response(answer)) as response:
-                check_version(response.headers.get(PROTOCOL), "the coordinator")
+                told = response.headers.get(PROTOCOL)
+                self.their_version = check_version(told, "the coordinator")
                 if response.status_code >= 300 and response.status_code not in takes:
-                    told = response.read_all(MAX_JSON_BYTES)
+                    problem = response.read_all(MAX_JSON_BYTES)
                     is_fit = response.is_spent
-                    raise refusal(response.status_code, told)
+                    raise refusal(response.status_code, problem)
                 yield response
                 is_fit = response.is_spent
         finally:

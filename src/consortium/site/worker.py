@@ -125,6 +125,7 @@ class Worker:
         with self._doing(work, study) as workshop:
             tools.progress(f"training in round {work.round}", 0, 0)
             made = workshop.train(work.round, duty.seat, work.base, state, work.private_state)
+            tools.transfer.mark(made.update, made.marks)
             now_ms = tools.clock.now_ms()
             item = p.Trained(work.round, made.update, made.private_state, made.size_bytes, now_ms)
             if tools.machine.feed(item):

@@ -37,6 +37,7 @@ from consortium.site.policy import read_policy, update_bytes
 from consortium.site.process import ChildLog, ChildProcess
 from consortium.site.review import ReviewedStudy, printable
 from consortium.site.scratch import Scratch
+from consortium.site.transfer import Marks
 from consortium.tasks import Inventory
 from consortium.tensors import TensorSpec
 
@@ -56,9 +57,13 @@ class MadeUpdate:
     """The update lies among the home's blobs, and what stays is pending among its states."""
 
     update: Digest
-    size_bytes: int
+    marks: Marks
     records: int
     private_state: Digest | None
+
+    @property
+    def size_bytes(self) -> int:
+        return max(self.marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class Workshop:
             server_state=_hex(server_state),
             kept=_hex(private_state),
         )
-        taken: list[tuple[Digest, int]] = []
+        taken: list[tuple[Digest, Marks]] = []
 
         def take(scratch: Scratch, _: j.Made) -> None:
             most = update_bytes(self._study.plan, self._study.layout)

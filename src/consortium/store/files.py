@@ -3,6 +3,9 @@
 The order is what makes them durable: write a temporary file, force it to the disk,
 rename it, force the directory. Only then may a fact name the blob. A reader never sees
 half a file, and a crash leaves at most a temporary one, which the next start removes.
+
+A file that this process has compared with its digest is not read again for it, for as long
+as the system says that nobody has written to it since.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from consortium.model import digest_of
 
 _TEMPORARY = "incoming"
 _DAY_S = 86_400
+_MOST_COMPARED = 4096  # files of which it is remembered
 
 
 class FileBlobs:
@@ -33,6 +37,7 @@ class FileBlobs:
         self._root = root
         self._counter = 0
         self._lock = threading.Lock()
+        self._compared: dict[Digest, tuple[int, ...]] = {}
         with _failures(root):
             self._make_folders()
 
@@ -41,6 +46,7 @@ class FileBlobs:
         """Blobs that are there, for readers: nothing is made, nothing removed."""
         blobs = cls.__new__(cls)
         blobs._root = root
+        blobs._compared = {}
         return blobs
 
     def _make_folders(self) -> None:
@@ -79,8 +85,8 @@ class FileBlobs:
 
     def adopt(self, file: Path, digest: Digest, *, is_compared: bool = False) -> None:
         """Make a finished file on the same file system the blob `digest`: it is moved, not
-        copied. Adopting it twice is no error: where the blob is, the file is removed. With
-        `is_compared`, whoever wrote it has just seen that its bytes have the digest.
+        copied. Adopting it twice is no error. With `is_compared`, whoever wrote it has just
+        seen that its bytes have the digest.
 
         Raises `CorruptBlobError`, and leaves the file, when its bytes have another digest.
         """
@@ -91,7 +97,8 @@ class FileBlobs:
                     if not is_compared:
                         _compare(opened, digest)
                     os.fsync(opened.fileno())
-                _move(file, path)
+                file.rename(path)  # should one be there, it may be damaged
+                self._remember(digest)
             sync_folder(path.parent)
 
     def _new_temporary(self) -> Path:
@@ -122,8 +129,20 @@ class FileBlobs:
 
     def check(self, digest: Digest) -> None:
         name = self._name(digest)
-        with _failures(name), open(name, "rb", buffering=0) as file:
-            _compare(file, digest)
+        with _failures(name):
+            if self._compared.get(digest) == _state(os.stat(name)):
+                return
+            with open(name, "rb", buffering=0) as file:
+                before = _state(os.fstat(file.fileno()))
+                _compare(file, digest)
+            if _state(os.stat(name)) == before:
+                self._remember(digest)
+
+    def _remember(self, digest: Digest) -> None:
+        """That the file of this blob, as it is now, has the digest."""
+        while len(self._compared) >= _MOST_COMPARED:
+            self._compared.pop(next(iter(self._compared)), None)
+        self._compared[digest] = _state(os.stat(self._name(digest)))
 
     def has(self, digest: Digest) -> bool:
         return self.path(digest).exists()
@@ -162,13 +181,16 @@ class _FileWriter:
                 written = os.pwrite(self._file.fileno(), left, offset)
                 left, offset = left[written:], offset + written
 
-    def finish(self) -> Digest:
+    def finish(self, digest: Digest | None = None) -> Digest:
+        """`digest` is for whoever has hashed the bytes while they were written."""
         with _failures(self._temporary):
-            self._file.seek(0)
-            digest = Digest(file_digest(self._file, "sha256").digest())
+            if digest is None:
+                self._file.seek(0)
+                digest = Digest(file_digest(self._file, "sha256").digest())
             os.fsync(self._file.fileno())
             path = self._blobs.path(digest)
-            _move(self._temporary, path)
+            self._temporary.rename(path)
+            self._blobs._remember(digest)
             sync_folder(path.parent)
         return digest
 
@@ -213,6 +235,11 @@ def _read(file: FileIO, size: int) -> bytes:
     return data
 
 
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    """Changes when somebody writes to the file, or puts another one in its place."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def _compare(file: FileIO, digest: Digest) -> None:
     if file_digest(file, "sha256").digest() != digest:
         raise _changed(digest)
@@ -220,14 +247,6 @@ def _compare(file: FileIO, digest: Digest) -> None:
 
 def _changed(digest: Digest) -> CorruptBlobError:
     return CorruptBlobError(f"the bytes of blob {digest.hex()[:16]}… were changed")
-
-
-def _move(file: Path, path: Path) -> None:
-    """Give a file that was forced to the disk the name of its blob."""
-    if path.exists():
-        file.unlink()
-    else:
-        file.rename(path)
 
 
 def _write_and_rename(temporary: Path, path: Path, data: bytes) -> None:

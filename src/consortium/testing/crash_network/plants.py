@@ -145,8 +145,8 @@ def _token_used_later() -> None:
         run: Connection, federation: str, who: enrolment.Newcomer, token: bytes, now_ms: int
     ) -> SiteRow:
         names = "id, federation, name, key, enrolled_ms, words"
-        row = (who.id, federation, who.name, who.key, now_ms, " ".join(who.words))
-        run.execute(f"INSERT INTO sites ({names}) VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (who.id, federation, who.name, who.key, now_ms)
+        run.execute(f"INSERT INTO sites ({names}) VALUES (?, ?, ?, ?, ?, '')", row)
         marks.append((now_ms, who.id, token))
         made = find_site(run, who.id)
         assert made is not None
