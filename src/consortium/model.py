@@ -234,11 +234,16 @@ class Update:
 
 def save_update(update: Update, form: Form | None = None) -> bytes:
     """The file of an update; without a form, of one that is a step and nothing else."""
+    return b"".join(update_parts(update, form))
+
+
+def update_parts(update: Update, form: Form | None = None) -> tuple[bytes, memoryview]:
+    """The same file as its header and its numbers, of which there is no copy."""
     form = form or plain_form(len(update.row), update.row.dtype)
     if update.row.shape != (form.size,) or update.row.dtype != form.dtype:
         raise LayoutError(f"a row of {update.row.size} numbers does not have the update's form")
     about = {"base": update.base.hex(), "weight": repr(float(update.weight))}
-    return b"".join((write_header(form.specs, about), np.ascontiguousarray(update.row).data))
+    return write_header(form.specs, about), np.ascontiguousarray(update.row).data.cast("B")
 
 
 def load_update(data: bytes, form: Form) -> Update:

@@ -15,6 +15,7 @@ from consortium.coordinator.desk import Desk
 from consortium.coordinator.office import INVITE_MS, Office
 from consortium.coordinator.rows import SiteRow
 from consortium.core import duties as d
+from consortium.core import inputs as i
 from consortium.core.ids import Digest
 from consortium.crypto.authority import request_certificate
 from consortium.crypto.recipes import SigningKey
@@ -167,6 +168,48 @@ def test_whole_study_by_hand(office: Office) -> None:
     assert [one["version"] for one in teller.models()] == [0, 1, 2]
     assert teller.status()["finished"] == "rounds_done"
     assert {one["fact"] for one in teller.round(1)["events"]} >= {"RoundClosed", "ModelPublished"}
+
+
+def test_site_is_told_of_an_end_and_of_the_next_invitation_at_once_and_of_nothing_twice(
+    office: Office,
+) -> None:
+    players = [enrol(office, f"site-{n}") for n in range(3)]
+    first, desk = players[0], players[0].desk
+
+    def is_news(have: str, unsettled: int) -> bool:
+        ask = Ask(seen_size=0, own_size=0, have=have, unsettled=unsettled, wait_ms=1000)
+        return desk.has_news(first.row, ask)
+
+    until(lambda: first.ask().invitation is not None)
+    have = first.ask(unsettled=1).mark
+    assert not is_news(have, 1) and is_news("", 1) and is_news("0" * 48, 1)
+    first.submit(*first.train())
+    assert not is_news(have, 1)  # its own answer
+    seen: list[bool] = []
+    desk.watch(lambda: seen.append(desk.state.round is not None or desk.is_finished))
+    for player in players[1:]:
+        player.submit(*player.train())
+    until(lambda: has_ended(desk, 1) and first.ask().invitation is not None)
+    until(lambda: is_news(have, 1))
+    assert all(seen), "somebody was told of the end alone"
+    told = first.ask(unsettled=1)
+    assert told.settled is not None and told.invitation is not None and told.version == 1
+    assert not is_news(told.mark, 1)  # asked again before it was settled
+    assert not is_news(told.mark, 0)  # settled
+    assert is_news(first.ask().mark, 1)  # it was not told yet
+
+
+def test_withdrawn_invitation_is_news(office: Office) -> None:
+    """To a site that has not answered."""
+    players = [enrol(office, f"site-{n}") for n in range(3)]
+    slow, desk = players[2], players[0].desk
+    until(lambda: slow.ask().invitation is not None)
+    ask = Ask(seen_size=0, own_size=0, have=slow.ask().mark, wait_ms=1000)
+    assert not desk.has_news(slow.row, ask)
+    desk.feed(i.Hold(0))
+    desk.feed(i.CancelRound(1, 0))
+    until(lambda: slow.ask().invitation is None)
+    assert desk.has_news(slow.row, ask)
 
 
 def test_restarted_office_goes_on_with_the_same_round(tmp_path: Path, study: Path) -> None:

@@ -17,6 +17,7 @@ from consortium.core.facts import Failure, Fault, RoundEnd
 from consortium.core.federation import is_legal, owed, owed_by
 from consortium.core.ids import Seat
 from consortium.core.legal import why_illegal
+from consortium.core.owing import has_answered
 from consortium.core.tables import Step
 from consortium.core.terms import MINUTE_MS, PPM, Close, Terms
 from consortium.errors import (
@@ -165,6 +166,21 @@ def test_a_site_trains_on_from_its_own_model_through_every_step() -> None:
     assert owed_by(world.state, Seat(3)) == asked
     newer = owed_by(world.state, Seat(1))
     assert isinstance(newer, Train) and (newer.round, newer.base) == (2, digest("model 1"))
+
+
+def test_a_site_has_answered_when_it_has_sent_wherever_its_invitation_is() -> None:
+    world = opened()
+    assert not has_answered(world.state, Seat(1))
+    submit(world, 1)
+    assert has_answered(world.state, Seat(1)) and not has_answered(world.state, Seat(2))
+    world.check(1, name=_name(world, 1))
+    assert has_answered(world.state, Seat(1))
+    send(world, 2)
+    world.finish_round()
+    assert not has_answered(world.state, Seat(1))  # no round, nothing asked
+    assert not has_answered(world.state, Seat(3))
+    submit(world, 3)  # between rounds
+    assert has_answered(world.state, Seat(3)) and not has_answered(world.state, Seat(4))
 
 
 def test_an_old_update_is_checked_against_its_own_base_and_scaled_by_its_age() -> None:

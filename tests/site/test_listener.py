@@ -95,6 +95,26 @@ def test_round_is_settled_before_the_next_is_taken(scene: Scene) -> None:
     assert scene.asked()["have"] == ""
 
 
+def test_end_of_the_round_is_asked_for_while_it_is_trained(scene: Scene) -> None:
+    """So that it comes with the next invitation."""
+    scene.approve()
+    scene.invite(scene.train())
+    scene.says["mark"] = "first"
+    assert scene.listener.ask()
+    scene.listener.ask()
+    assert (scene.asked()["unsettled"], scene.asked()["have"]) == (1, "first")
+    scene.says["settled"] = {"round": 1, "is_counted": False}
+    assert scene.listener.ask()  # it was too slow, and is training still
+    assert scene.state.unsettled == 0
+    scene.tools.machine.feed(p.Trained(1, MODEL, MODEL, 10, NOW_MS))
+    scene.listener.ask()  # what was told before the update was made is asked for at once
+    asked = scene.asked()
+    assert (asked["unsettled"], asked["have"], asked["wait_ms"]) == (1, "", 0)
+    assert (scene.state.unsettled, scene.state.private_state) == (0, None)
+    scene.listener.ask()
+    assert scene.asked()["have"] == "first"
+
+
 def test_state_that_could_not_be_moved_is_moved_before_the_next_question(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

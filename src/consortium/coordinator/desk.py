@@ -32,9 +32,11 @@ from consortium.core.facts import (
     FederationFinished,
     RoundCompleted,
     RoundFailed,
+    SitesInvited,
 )
 from consortium.core.federation import decide, owed_by
 from consortium.core.ids import Digest, Seat
+from consortium.core.owing import has_answered
 from consortium.core.roster import Member
 from consortium.core.state import Federation
 from consortium.drive.clock import Clock
@@ -73,6 +75,8 @@ from consortium.wire.messages import (
     WireOffer,
 )
 
+_MARK = 16  # digits
+_TOGETHER_S = 0.05  # from a round's end to the next one's invitation, if they are told together
 _ENDS = (RoundCompleted, RoundFailed, FederationFinished)
 _HEADER_BYTES = 64 << 10  # of an update's file, beside its numbers
 _PATIENCE_S = 1.0  # the longest that the worker sleeps without a look at the log
@@ -86,13 +90,36 @@ class _News:
     """What a site would be told now."""
 
     duty: d.SiteDuty | None
-    settled: bool | None
+    settled: tuple[int, bool] | None  # a round, and whether this site counted in it
     version: int
     is_finished: bool
 
     @property
     def mark(self) -> str:
-        return sha256(repr(self).encode()).hexdigest()[:32]
+        """Of each of its parts: the duty, the rest, how a round ended."""
+        return "".join(_mark(part) for part in self._parts())
+
+    def is_known(self, have: str, *, has_answered: bool) -> bool:
+        """Whether a site that has this mark would learn nothing. That its invitation is gone
+        is no news to one that has answered it, nor that it has settled what it was told."""
+        parts = [have[at : at + _MARK] for at in range(0, 3 * _MARK, _MARK)]
+        duty, rest, settled = (
+            _mark(now) == then for now, then in zip(self._parts(), parts, strict=True)
+        )
+        if self.duty is None and has_answered:
+            duty = True
+        return duty and rest and (settled or self.settled is None)
+
+    def _parts(self) -> tuple[object, object, object]:
+        return self.duty, (self.version, self.is_finished), self.settled
+
+
+def _has(facts: Facts, kinds: tuple[type, ...]) -> bool:
+    return any(isinstance(fact, kinds) for fact in facts)
+
+
+def _mark(of: object) -> str:
+    return sha256(repr(of).encode()).hexdigest()[:_MARK]
 
 
 class Desk:
@@ -123,6 +150,7 @@ class Desk:
         self._wake = threading.Event()
         self._written_s = time.monotonic()
         self._has_ended = True  # a checkpoint is due: the last one may not have been kept
+        self._untold_s: float | None = None  # since when who waits was not told of an end
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
@@ -193,9 +221,11 @@ class Desk:
             try:
                 is_moving = self._turn()
             except ConsortiumError as error:
+                self._tell_together(())
                 self._on_trouble(error)
                 self._wake.wait(_TROUBLE_S)
             except Exception as error:  # the outermost loop: it must go on, and keep the evidence
+                self._tell_together(())
                 _log.exception("a duty failed")
                 self._on_trouble(InternalError(f"unexpected {type(error).__name__}"))
                 self._wake.wait(_TROUBLE_S)
@@ -211,8 +241,22 @@ class Desk:
         if self._has_ended:
             self._keep_checkpoint()
         facts = self._step()
-        self._tell(facts)
+        self._tell_together(facts)
         return bool(facts)
+
+    def _tell_together(self, facts: Facts) -> None:
+        """After a round's end comes the next one's invitation: who waits for one is told of both
+        at once, unless that takes longer than anybody should wait."""
+        now_s = time.monotonic()
+        if _has(facts, _ENDS):
+            self._untold_s = now_s
+            self._on_end()
+        is_late = self._untold_s is not None and now_s - self._untold_s > _TOGETHER_S
+        if self._untold_s is None or not facts or is_late or _has(facts, (SitesInvited,)):
+            is_news = bool(facts) or self._untold_s is not None
+            self._untold_s = None
+            if is_news:
+                self._notify()
 
     def _keep_checkpoint(self) -> None:
         self._has_ended = False  # before: another round may end meanwhile
@@ -255,10 +299,13 @@ class Desk:
         """Wake everybody whom these facts may concern. Never fails: they are durable."""
         if not facts:
             return
-        if any(isinstance(fact, _ENDS) for fact in facts):
-            self._signed.clear()
-            self._has_ended = True
+        if _has(facts, _ENDS):
+            self._on_end()
         self._notify()
+
+    def _on_end(self) -> None:
+        self._signed.clear()
+        self._has_ended = True
 
     def _notify(self) -> None:
         self._wake.set()
@@ -270,7 +317,9 @@ class Desk:
     def has_news(self, site: SiteRow, ask: Ask) -> bool:
         """Whether `answer` would say something else than what the site has. Cheap."""
         with self.lock:
-            return self._news(self._seat(site), ask).mark != ask.have
+            seat = self._seat(site)
+            news = self._news(seat, ask)
+            return not news.is_known(ask.have, has_answered=has_answered(self.state, seat))
 
     def answer(self, site: SiteRow, ask: Ask) -> Answer:
         """What a site is told now. Never waits."""
@@ -284,7 +333,8 @@ class Desk:
             invitation = None if news.duty is None else self._invitation(site, news.duty)
         settled = None
         if news.settled is not None:
-            settled = SettledRound(round=ask.unsettled, is_counted=news.settled)
+            number, is_counted = news.settled
+            settled = SettledRound(round=number, is_counted=is_counted)
         return Answer(
             mark=news.mark,
             now_ms=self._clock.now_ms(),
@@ -307,8 +357,9 @@ class Desk:
         return self.heard.take(site, ask, cosigned, self._clock.now_ms())
 
     def _news(self, seat: Seat, ask: Ask) -> _News:
-        state = self.state
-        settled = self._is_counted(ask.unsettled, seat) if ask.unsettled else None
+        state, number = self.state, ask.unsettled
+        is_counted = self._is_counted(number, seat) if number else None
+        settled = None if is_counted is None else (number, is_counted)
         return _News(owed_by(state, seat), settled, state.current, state.finished is not None)
 
     def _is_counted(self, number: int, seat: Seat) -> bool | None:

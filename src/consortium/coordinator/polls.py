@@ -1,9 +1,8 @@
 """Sites that wait for news: any number of them, in no thread.
 
 When something was appended, one thread asks for all who wait whether there is news for them;
-only those wake up. It waits a moment before: the end of a round, its model and the next
-invitation are appended one after another, and are told in one answer. Who has just begun to
-wait is asked for alone: something may have been appended since its answer.
+only those wake up. It waits a moment before: things are appended in bursts. Who has just
+begun to wait is asked for alone: something may have been appended since its answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from consortium.errors import ConsortiumError
 from consortium.wire.messages import Ask
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 0.01  # from something new to a look at all who wait
+_PAUSE_S = 0.005  # from something new to a look at all who wait
 
 
 @dataclass(eq=False, slots=True)

@@ -154,6 +154,16 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
     return None
 
 
+def has_answered(state: Federation, seat: Seat) -> bool:
+    """Whether nothing is asked of the site because it has given its answer."""
+    open_round, made = state.round, state.passing.get(seat)
+    if made is not None:
+        return made.update is not None
+    if open_round is None or seat not in open_round.invited:
+        return False
+    return seat not in open_round.waiting and seat not in open_round.unheard
+
+
 def _is_training(state: Federation, open_round: Round) -> bool:
     """Without a barrier, sites train whatever the open round does just now."""
     assert state.terms is not None

@@ -28,7 +28,7 @@ from consortium.errors import (
     TaskResultError,
     VerificationError,
 )
-from consortium.model import Layout, Update, Vector, digest_of, load_model, save_update
+from consortium.model import Layout, Update, Vector, digest_of, load_model, update_parts
 from consortium.plan.strategy import VARIATE
 from consortium.plan.values import Plan
 from consortium.site import jobs as j
@@ -67,19 +67,20 @@ class Bench:
             )
         if made.state is not None:
             self.states.keep(j.HERE, job.round, made.state)
-        data = self._update(made.row, made.records, _digest(job.base))
-        (Path(self.about.made) / j.UPDATE).write_bytes(data)  # the agent makes it durable
+        parts = self._update(made.row, made.records, _digest(job.base))
+        with (Path(self.about.made) / j.UPDATE).open("wb") as file:  # the agent makes it durable
+            file.writelines(parts)
         return j.Made(
             records=made.records,
             kept=None if made.state is None else digest_of(made.state).hex(),
         )
 
-    def _update(self, row: Vector, records: int, base: Digest) -> bytes:
+    def _update(self, row: Vector, records: int, base: Digest) -> tuple[bytes, memoryview]:
         """What leaves: weighed, clipped, in the form of the plan's strategy."""
         plan, samples = self.local.plan, np.array([records], np.float64)
         rows = plan.pipeline().apply(Rows(row[None, :], samples, samples))  # (1, d)
         update = Update(rows.values[0], float(rows.weights[0]), base)
-        return save_update(update, plan.strategy.form(self.local.layout))
+        return update_parts(update, plan.strategy.form(self.local.layout))
 
     def _variate(self, server_state: str | None) -> Vector | None:
         strategy = self.local.plan.strategy

@@ -58,6 +58,7 @@ class Listener:
         self._report_due = self._renew_due = 0.0
         self._is_connected = False
         self._unmoved: s.RoundSettled | None = None  # settled in the log, not yet on the disk
+        self._told_early = 0  # a round whose end was told before our update was made
 
     def run(self) -> None:
         stop = self._tools.stop
@@ -124,17 +125,21 @@ class Listener:
             machine.catch_up()
             state, size = machine.state, machine.size
             seen_size, unsettled, is_held = state.seen_size, state.unsettled, state.is_held
+            is_early = bool(unsettled) and unsettled == self._told_early
+            if state.stage is Stage.TRAINING:  # its end may be known when this is answered
+                unsettled = unsettled or state.round
         objection = None if situation.objection is None else situation.objection.code
         if objection is None and situation.waiting is not None:
             objection = NotApprovedError.code
         if objection is None and is_held:
             objection = OnHoldError.code
+        have = "" if is_early else self._have
         return Ask(
             seen_size=seen_size,
             own_size=size,
             unsettled=unsettled,
-            have=self._have,
-            wait_ms=WAIT_MS if self._have else 0,
+            have=have,
+            wait_ms=WAIT_MS if have else 0,
             cosignature=self._cosignature,
             objection=objection,
         )
@@ -184,9 +189,12 @@ class Listener:
     # ---- how our last round ended ---------------------------------------------------
 
     def _settle(self, told: SettledRound) -> bool:
-        """Whether the machine knows it now."""
+        """Whether the machine knows it now, or has no use for it: then the coordinator is asked
+        again, should there be one."""
         tools, now_ms = self._tools, self._tools.clock.now_ms()
-        for fact in tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms)):
+        facts = tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms))
+        self._told_early = 0 if facts else told.round
+        for fact in facts:
             assert isinstance(fact, s.RoundSettled)
             self._unmoved = fact
             word = "counted" if fact.is_counted else "did not count"
