@@ -1,10 +1,11 @@
 """Run every long campaign at its full size, and write down what came out.
 
-    python scripts/soak.py            # hours; docs/reference/soak.md is written anew
-    python scripts/soak.py crash cuts # only these; nothing is written
+    python scripts/soak.py            # hours: all of them
+    python scripts/soak.py crash cuts # only these
 
 A campaign is a command that ends with 0 when nothing was violated. One that fails does not
-stop the others. The page says which commit was tried, so run it on a clean one.
+stop the others. After each of them docs/reference/soak.json has its newest result, and
+docs/reference/soak.md all of them; each says which commit was tried, so run it on a clean one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reference" / "soak.md"
+KEPT = ROOT / "docs" / "reference" / "soak.json"
+PAGE = KEPT.with_suffix(".md")
 _TESTING = "consortium.testing"
 
 # name -> arguments of `python`; sizes are the goals of a full campaign.
@@ -54,20 +56,24 @@ class Ran:
     """How one campaign went."""
 
     name: str
-    seconds: float
+    seconds: int
     code: int
     said: str  # its last line
+    commit: str
+    at: str
 
     @property
     def row(self) -> str:
         result = "0 violations" if self.code == 0 else f"**failed ({self.code})**"
         command = " ".join(CAMPAIGNS[self.name])
-        return f"| {self.name} | `python {command}` | {self.seconds:.0f} | {result} | {self.said} |"
+        when = f"`{self.commit}`, {self.at}"
+        told = f"{self.seconds} | {result} | {self.said}"
+        return f"| {self.name} | `python {command}` | {when} | {told} |"
 
 
 def run(name: str) -> Ran:
     """One campaign to its end; what it prints is shown as it comes."""
-    begun, last = time.monotonic(), ""
+    begun, last, commit = time.monotonic(), "", _commit()
     environment = os.environ | {"HYPOTHESIS_PROFILE": "soak"}
     with subprocess.Popen(
         [sys.executable, *CAMPAIGNS[name]],
@@ -80,7 +86,9 @@ def run(name: str) -> Ran:
         for line in process.stdout:
             print(line, end="", flush=True)
             last = line.strip() or last
-    return Ran(name, time.monotonic() - begun, process.returncode, _told(last))
+    seconds = round(time.monotonic() - begun)
+    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    return Ran(name, seconds, process.returncode, _told(last), commit, at)
 
 
 def _told(line: str) -> str:
@@ -93,31 +101,44 @@ def _told(line: str) -> str:
     return ", ".join(f"{key} {value}" for key, value in short.items())[:200].replace("|", "/")
 
 
+def keep(new: Ran) -> None:
+    """Put a result among the others, and write the page."""
+    known = [Ran(**one) for one in json.loads(KEPT.read_text())] if KEPT.exists() else []
+    newest = {one.name: one for one in (*known, new)}
+    ran = [newest[name] for name in CAMPAIGNS if name in newest]
+    KEPT.write_text(json.dumps([asdict(one) for one in ran], indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(ran), encoding="utf-8")
+
+
 def page(ran: Sequence[Ran]) -> str:
-    commit = _git("rev-parse", "HEAD")[:12]
-    is_clean = not _git("status", "--porcelain", "--untracked-files=no")
     where = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     lines = [
-        "# The last full campaign",
+        "# The last full campaigns",
         "",
         "Written by `make soak` (`scripts/soak.py`); sizes and seeds are in the commands. What",
         "each campaign looks for is told in its module, and in the",
         "[threat model](../explanation/threat-model.md).",
         "",
-        f"Commit `{commit}`{'' if is_clean else ' with changes'}, "
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {where}, Python {platform.python_version()}.",
+        f"{where}, Python {platform.python_version()}; times are UTC. Not run yet: "
+        f"{', '.join(sorted(set(CAMPAIGNS) - {one.name for one in ran})) or 'none'}.",
         "",
-        "| campaign | command | seconds | result | its last line |",
-        "|---|---|---|---|---|",
+        "| campaign | command | commit | seconds | result | its last line |",
+        "|---|---|---|---|---|---|",
         *(one.row for one in ran),
         "",
     ]
     return "\n".join(lines)
 
 
+def _commit() -> str:
+    kept = {str(path.relative_to(ROOT)) for path in (KEPT, PAGE)}
+    changed = {line[3:] for line in _git("status", "--porcelain", "-uno").splitlines()} - kept
+    return _git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return done.stdout.rstrip()
 
 
 def main(names: Sequence[str]) -> int:
@@ -125,15 +146,15 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         print(f"no campaign {', '.join(sorted(unknown))}; there are: {', '.join(CAMPAIGNS)}")
         return 2
-    ran = []
+    is_clean = True
     for name in names or CAMPAIGNS:
         print(f"\n---- {name}: python {' '.join(CAMPAIGNS[name])}", flush=True)
-        ran.append(run(name))
-        print(f"---- {name}: {ran[-1].seconds:.0f} s, exit {ran[-1].code}", flush=True)
-    if not names:
-        PAGE.write_text(page(ran), encoding="utf-8")
-        print(f"\nwritten: {PAGE.relative_to(ROOT)}")
-    return 1 if any(one.code for one in ran) else 0
+        ran = run(name)
+        keep(ran)
+        is_clean = is_clean and ran.code == 0
+        print(f"---- {name}: {ran.seconds} s, exit {ran.code}", flush=True)
+    print(f"\nwritten: {PAGE.relative_to(ROOT)}")
+    return 0 if is_clean else 1
 
 
 if __name__ == "__main__":

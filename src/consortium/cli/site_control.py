@@ -261,7 +261,7 @@ def policy(
 
 def _setting(text: str) -> tuple[str, object]:
     """A key and its value: as TOML has it, or a bare word. Nothing at all: the default."""
-    import tomllib
+    from consortium.plan.toml import parse_toml
 
     name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
@@ -269,8 +269,8 @@ def _setting(text: str) -> tuple[str, object]:
     if not value:
         return name, None
     try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return name, parse_toml(f"value = {value}")["value"]
+    except ValueError:
         return name, value
 
 

@@ -263,7 +263,7 @@ class Office:
 def _held(path: Path) -> dict[str, str]:
     try:
         held = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
 

@@ -66,7 +66,7 @@ def _added(home: SiteHome) -> Reported:
         return {}
     try:
         found = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise CorruptStoreError(f"{path} is not a report")
