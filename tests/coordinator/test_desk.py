@@ -486,7 +486,7 @@ def test_worker_goes_on_after_whatever_happens(
             raise error
 
     troubles: list[object] = []
-    monkeypatch.setattr(desk, "_on_trouble", troubles.append)
+    monkeypatch.setattr(desk._loop, "_on_trouble", troubles.append)
     monkeypatch.setattr(desk.coordinator, "keep_checkpoint", keep)
     desk._has_ended = True
     until(lambda: len(troubles) == 2 and not desk._has_ended)

@@ -13,10 +13,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import replace
 
 from consortium.coordinator.heard import Heard, verified_cosignature
+from consortium.coordinator.loop import Loop, OnTrouble
+from consortium.coordinator.news import News
 from consortium.coordinator.registry import Registry
 from consortium.coordinator.rows import SiteNote, SiteRow
 from consortium.coordinator.study import Study, adopted_study
@@ -46,9 +47,7 @@ from consortium.drive.hands import CoordinatorHands
 from consortium.drive.rng import seed_bytes
 from consortium.drive.rounds import RoundIndex
 from consortium.errors import (
-    ConsortiumError,
     CorruptBlobError,
-    InternalError,
     NoModelError,
     UnauthorizedClientError,
     WireError,
@@ -75,51 +74,15 @@ from consortium.wire.messages import (
     WireOffer,
 )
 
-_MARK = 16  # digits
 _TOGETHER_S = 0.05  # from a round's end to the next one's invitation, if they are told together
 _ENDS = (RoundCompleted, RoundFailed, FederationFinished)
 _HEADER_BYTES = 64 << 10  # of an update's file, beside its numbers
 _PATIENCE_S = 1.0  # the longest that the worker sleeps without a look at the log
-_TROUBLE_S = 2.0  # after a duty failed, for instance on a full disk
-_END_S = 1.5  # for the worker to end what it does
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _News:
-    """What a site would be told now."""
-
-    duty: d.SiteDuty | None
-    settled: tuple[int, bool] | None  # a round, and whether this site counted in it
-    version: int
-    is_finished: bool
-
-    @property
-    def mark(self) -> str:
-        """Of each of its parts: the duty, the rest, how a round ended."""
-        return "".join(_mark(part) for part in self._parts())
-
-    def is_known(self, have: str, *, has_answered: bool) -> bool:
-        """Whether a site that has this mark would learn nothing. That its invitation is gone
-        is no news to one that has answered it, nor that it has settled what it was told."""
-        parts = [have[at : at + _MARK] for at in range(0, 3 * _MARK, _MARK)]
-        duty, rest, settled = (
-            _mark(now) == then for now, then in zip(self._parts(), parts, strict=True)
-        )
-        if self.duty is None and has_answered:
-            duty = True
-        return duty and rest and (settled or self.settled is None)
-
-    def _parts(self) -> tuple[object, object, object]:
-        return self.duty, (self.version, self.is_finished), self.settled
 
 
 def _has(facts: Facts, kinds: tuple[type, ...]) -> bool:
     return any(isinstance(fact, kinds) for fact in facts)
-
-
-def _mark(of: object) -> str:
-    return sha256(repr(of).encode()).hexdigest()[:_MARK]
 
 
 class Desk:
@@ -144,15 +107,12 @@ class Desk:
         self._driver = self.coordinator.driver
         self._study: Study | None = None
         self._watchers: list[Callable[[], None]] = []
-        self._on_trouble: Callable[[ConsortiumError], None] = lambda _: None
         self._signed: dict[tuple[str, d.SiteDuty], Signature] = {}
         self.heard = Heard(registry, self.id)
-        self._wake = threading.Event()
+        self._loop = Loop(self._turn, self._rest_s)
         self._written_s = time.monotonic()
         self._has_ended = True  # a checkpoint is due: the last one may not have been kept
         self._untold_s: float | None = None  # since when who waits was not told of an end
-        self._is_closing = False
-        self._thread: threading.Thread | None = None
 
     @property
     def state(self) -> Federation:
@@ -186,20 +146,14 @@ class Desk:
         """Call `callback`, in whatever thread, after facts were appended."""
         self._watchers.append(callback)
 
-    def start(self, on_trouble: Callable[[ConsortiumError], None]) -> None:
+    def start(self, on_trouble: OnTrouble) -> None:
         """Do what is owed, from now on, in a thread of its own."""
-        self._on_trouble = on_trouble
-        self._thread = threading.Thread(target=self._work, name=f"desk-{self.name}", daemon=True)
-        self._thread.start()
+        self._loop.start(f"desk-{self.name}", on_trouble)
 
     def close(self) -> None:
         """Stop working. What is owed stays owed."""
-        self._is_closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_END_S)
-            if self._thread.is_alive():
-                return  # it sums: the log is as good without us, and the process may end
+        if not self._loop.close():
+            return  # it sums: the log is as good without us, and the process may end
         self.heard.write()
         if self.size:
             self.coordinator.keep_checkpoint()
@@ -213,35 +167,20 @@ class Desk:
     @property
     def is_working(self) -> bool:
         """Whether somebody is there to do what is owed."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _work(self) -> None:
-        while not self._is_closing:
-            self._wake.clear()
-            try:
-                is_moving = self._turn()
-            except ConsortiumError as error:
-                self._tell_together(())
-                self._on_trouble(error)
-                self._wake.wait(_TROUBLE_S)
-            except Exception as error:  # the outermost loop: it must go on, and keep the evidence
-                self._tell_together(())
-                _log.exception("a duty failed")
-                self._on_trouble(InternalError(f"unexpected {type(error).__name__}"))
-                self._wake.wait(_TROUBLE_S)
-            else:
-                if not is_moving:
-                    self._wake.wait(self._rest_s())
+        return self._loop.is_running
 
     def _turn(self) -> bool:
         """Do one thing that is due; whether there may be more."""
         if time.monotonic() - self._written_s > _PATIENCE_S:
             self.heard.write()
             self._written_s = time.monotonic()
-        if self._has_ended:
-            self._keep_checkpoint()
-        facts = self._step()
-        self._tell_together(facts)
+        facts: Facts = ()
+        try:
+            if self._has_ended:
+                self._keep_checkpoint()
+            facts = self._step()
+        finally:  # also of what came before a failure
+            self._tell_together(facts)
         return bool(facts)
 
     def _tell_together(self, facts: Facts) -> None:
@@ -308,7 +247,7 @@ class Desk:
         self._has_ended = True
 
     def _notify(self) -> None:
-        self._wake.set()
+        self._loop.wake()
         for callback in self._watchers:
             callback()
 
@@ -356,11 +295,11 @@ class Desk:
         cosigned = verified_cosignature(ask.cosignature, site, origin_of(self.id), keys)
         return self.heard.take(site, ask, cosigned, self._clock.now_ms())
 
-    def _news(self, seat: Seat, ask: Ask) -> _News:
+    def _news(self, seat: Seat, ask: Ask) -> News:
         state, number = self.state, ask.unsettled
         is_counted = self._is_counted(number, seat) if number else None
         settled = None if is_counted is None else (number, is_counted)
-        return _News(owed_by(state, seat), settled, state.current, state.finished is not None)
+        return News(owed_by(state, seat), settled, state.current, state.finished is not None)
 
     def _is_counted(self, number: int, seat: Seat) -> bool | None:
         """How an invitation ended for a seat; the newest one is known without the log."""

@@ -49,8 +49,8 @@ class Coordinator:
         self._clock = ManualClock(now_ms)
         self._office = Office(folder, self._clock, seed=1, url=URL)
         self._desk = self._office.host(plan)
-        self._desk._wake = Wake()
-        self._desk._on_trouble = self._note
+        self._desk._loop._wake = Wake()
+        self._desk._loop._on_trouble = self._note
         self._office.write_operator_file()
         self._identity = Identity(self._office, (_HOST,))  # for the files that it makes
         self._app: FastAPI = make_app(self._office)
@@ -72,7 +72,7 @@ class Coordinator:
                 return {"token": self._office.invite(NAME, words["invited"])[0]}
             case "turn":
                 self._desk._written_s = 0.0  # what was heard is written at every turn
-                turn_of(self._desk._work)
+                turn_of(self._desk._loop._run)
             case "close":
                 self._office.close()
         unexpected, self._unexpected = self._unexpected, []
