@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,6 +200,40 @@ def test_site_is_told_of_an_end_and_of_the_next_invitation_at_once_and_of_nothin
     assert not is_news(told.mark, 1)  # asked again before it was settled
     assert not is_news(told.mark, 0)  # settled
     assert is_news(first.ask().mark, 1)  # it was not told yet
+
+
+def test_submissions_of_one_site_are_taken_one_after_another(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a site could put another file into the place of the one that was compared."""
+    players = [enrol(office, f"site-{n}") for n in range(3)]
+    first, uploads = players[0], office.uploads
+    until(lambda: first.ask().invitation is not None)
+    number, data = first.train()
+    digest = first.upload(data)
+    taken, go_on = [], threading.Event()
+    take, adopt = uploads.take, first.desk.blobs.adopt
+
+    def noted(*of: Any) -> Any:
+        taken.append(of)
+        return take(*of)
+
+    def held(*of: Any, **how: Any) -> None:
+        assert go_on.wait(10)
+        adopt(*of, **how)
+
+    monkeypatch.setattr(uploads, "take", noted)
+    monkeypatch.setattr(first.desk.blobs, "adopt", held)
+    body = Submission(update=digest.hex(), size_bytes=len(data))
+    with ThreadPoolExecutor(2) as pool:
+        told = [
+            pool.submit(first.desk.submit, first.row, number, body, b"envelope") for _ in range(2)
+        ]
+        time.sleep(0.1)
+        assert len(taken) == 1
+        go_on.set()
+        assert {one.result(10).status for one in told} == {told[0].result().status}
+    assert len(taken) == 1
 
 
 def test_withdrawn_invitation_is_news(office: Office) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -267,3 +269,40 @@ def test_note_without_its_bytes_goes_at_the_next_start(uploads: Uploads, tmp_pat
     again = Uploads(path.parent.parent)
     assert not left.exists()
     assert again.offset(SITE, WHOLE) == len(b"some bytes")
+
+
+def test_upload_that_is_shorter_than_what_counts_is_not_taken(uploads: Uploads) -> None:
+    send(uploads, DATA, 0)
+    os.truncate(uploads.path(SITE, WHOLE), 100)
+    with pytest.raises(MissingBlobError):
+        uploads.take(SITE, WHOLE, len(DATA))
+    assert uploads.offset(SITE, WHOLE) == 0
+    assert send(uploads, DATA, 0) == len(DATA)
+
+
+def test_finished_file_that_a_power_cut_shortened_is_sent_again(
+    uploads: Uploads, tmp_path: Path
+) -> None:
+    send(uploads, DATA, 0)
+    whole, _ = uploads.take(SITE, WHOLE, len(DATA))
+    os.truncate(whole, 100)
+    after = Uploads(tmp_path / "uploads")
+    with pytest.raises(MissingBlobError):
+        after.take(SITE, WHOLE, len(DATA))
+    assert after.offset(SITE, WHOLE) == 0
+    assert send(after, DATA, 0) == len(DATA)
+
+
+def test_note_that_cannot_be_removed_does_not_keep_an_upload_from_being_taken(
+    uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(uploads, DATA, 0)
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("consortium.coordinator.uploads.os.unlink", fail)
+        whole, is_compared = uploads.take(SITE, WHOLE, len(DATA))
+    assert is_compared and whole.read_bytes() == DATA
+    assert uploads.take(SITE, WHOLE, len(DATA)) == (whole, False)

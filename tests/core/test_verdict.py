@@ -13,6 +13,7 @@ from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.federation import owed, owed_by
 from consortium.core.ids import Seat
+from consortium.core.owing import has_answered
 from consortium.core.tables import Standing, Step
 from consortium.errors import (
     AlreadySubmittedError,
@@ -80,6 +81,15 @@ def test_evaluation_closes_when_every_member_has_answered() -> None:
     assert kinds(facts) == [f.Evaluated, f.EvaluationClosed]
     assert facts[1].evaluations == 3
     assert owed_by(world.state, Seat(1)) is None
+
+
+def test_a_member_has_answered_again_when_it_has_evaluated() -> None:
+    world = evaluating()
+    assert not has_answered(world.state, Seat(1))
+    world.score(1)
+    assert has_answered(world.state, Seat(1)) and not has_answered(world.state, Seat(2))
+    world.tick(world.round.evaluate_by_ms + 1)
+    assert not has_answered(world.state, Seat(2))  # so it is told that it need not go on
 
 
 def test_evaluation_closes_at_its_deadline_with_those_who_answered() -> None:

@@ -300,6 +300,26 @@ def test_a_damaged_blob_is_replaced(tmp_path: Path, make: Any) -> None:
     assert blobs.get(digest) == b"some bytes"
 
 
+def test_a_file_that_takes_the_place_of_the_compared_one_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can put another file there between the comparison and the rename."""
+    blobs, fsync = FileBlobs(tmp_path / "blobs"), os.fsync
+    file, digest = tmp_path / "file", digest_of(b"some bytes")
+    file.write_bytes(b"some bytes")
+
+    def swap(handle: int) -> None:
+        fsync(handle)
+        if file.exists():
+            file.unlink()
+            file.write_bytes(b"some byteZ")
+
+    monkeypatch.setattr(files.os, "fsync", swap)
+    blobs.adopt(file, digest)
+    with pytest.raises(CorruptBlobError):
+        blobs.check(digest)
+
+
 def test_memory_of_what_was_compared_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

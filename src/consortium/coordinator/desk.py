@@ -188,8 +188,9 @@ class Desk:
         at once, unless that takes longer than anybody should wait."""
         now_s = time.monotonic()
         if _has(facts, _ENDS):
-            self._untold_s = now_s
             self._on_end()
+        if _has(facts, (RoundCompleted,)) and not _has(facts, (FederationFinished,)):
+            self._untold_s = now_s
         is_late = self._untold_s is not None and now_s - self._untold_s > _TOGETHER_S
         if self._untold_s is None or not facts or is_late or _has(facts, (SitesInvited,)):
             is_news = bool(facts) or self._untold_s is not None
@@ -309,12 +310,12 @@ class Desk:
         return None if known is Settlement.OPEN else known is Settlement.COUNTED
 
     def _invitation(self, site: SiteRow, duty: d.SiteDuty) -> Signature:
-        key = (site.id, duty)
-        if key not in self._signed:
-            self._signed[key] = sign_duty(
-                self.id, site.id, duty, self.study_of_plan().plan, self.coordinator.signing_key()
-            )
-        return self._signed[key]
+        signed = self._signed.get((site.id, duty))
+        if signed is None:
+            plan, key = self.study_of_plan().plan, self.coordinator.signing_key()
+            signed = sign_duty(self.id, site.id, duty, plan, key)
+            self._signed[site.id, duty] = signed
+        return signed
 
     def _seat(self, site: SiteRow) -> Seat:
         if site.seat is None or self._member(site) is None:
@@ -413,21 +414,23 @@ class Desk:
         return i.Submit(number, seat, digest, envelope, self._clock.now_ms())
 
     def _adopt(self, site: SiteRow, digest: Digest, size_bytes: int) -> None:
-        if self._uploads.is_done(site.id, digest) and self.blobs.has(digest):
-            if self.blobs.size(digest) != size_bytes:
-                raise WireError("the update has another size than it is said to have")
-            return
-        try:
-            whole, is_compared = self._uploads.take(site.id, digest, size_bytes)
-            self.blobs.adopt(whole, digest, is_compared=is_compared)
-        except CorruptBlobError:
-            self._uploads.forget(site.id, digest)
-            raise WireError(
-                "the upload does not have the digest that it was sent under",
-                hint="send it again from the beginning",
-            ) from None
-        # Before the fact: killed in between, the site need not send it again.
-        self._uploads.mark_done(site.id, digest)
+        uploads = self._uploads
+        with uploads.turn(site.id):
+            if uploads.is_done(site.id, digest) and self.blobs.has(digest):
+                if self.blobs.size(digest) != size_bytes:
+                    raise WireError("the update has another size than it is said to have")
+                return
+            try:
+                whole, is_compared = uploads.take(site.id, digest, size_bytes)
+                self.blobs.adopt(whole, digest, is_compared=is_compared)
+            except CorruptBlobError:
+                uploads.forget(site.id, digest)
+                raise WireError(
+                    "the upload does not have the digest that it was sent under",
+                    hint="send it again from the beginning",
+                ) from None
+            # Before the fact: killed in between, the site need not send it again.
+            uploads.mark_done(site.id, digest)
 
     def fail(self, site: SiteRow, number: int, body: FailureNote, envelope: bytes) -> Taken:
         if body.failure not in Failure.__members__:

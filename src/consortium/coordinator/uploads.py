@@ -45,6 +45,7 @@ _MOST_DONE = 512  # digests of a site that are remembered; who sends an older on
 _LINE_BYTES = 65  # of a digest and its end
 _OWNER_ONLY = 0o600
 _READ_BYTES = 1 << 18
+_TURNS = 64
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Uploads:
         self._lock = threading.Lock()
         self._open: dict[str, Chunk] = {}  # by site
         self._counted: dict[str, _Counted] = {}  # by site
+        self._turns = [threading.Lock() for _ in range(_TURNS)]
         with _failures(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             for told in folder.glob("*/*.at"):  # of bytes that are a blob by now
@@ -163,6 +165,11 @@ class Uploads:
             except FileNotFoundError:  # it has become a blob meanwhile
                 return False
 
+    def turn(self, site: str) -> threading.Lock:
+        """To be held from `take` until the file is a blob and `mark_done`: a site that submits
+        twice at once would else have another file adopted than the one that was compared."""
+        return self._turns[hash(site) % _TURNS]
+
     def take(self, site: str, digest: Digest, size_bytes: int) -> tuple[Path, bool]:
         """The finished file, out of every writer's reach, to be adopted; and whether its bytes
         are known to have the digest. The same again gives the same file; one that is not
@@ -174,13 +181,20 @@ class Uploads:
             counted = self._counted.get(site)
             if counted is not None and (counted.digest, counted.end) == (digest, size_bytes):
                 part = self._name(site, digest, "part")
-                os.truncate(part, size_bytes)
-                os.replace(part, whole)
-                Path(self._name(site, digest, "at")).unlink(missing_ok=True)
                 is_compared = counted.sum.digest() == digest
                 del self._counted[site]
-            elif not whole.exists() or whole.stat().st_size != size_bytes:
-                raise MissingBlobError("the upload is not complete", hint="send the rest first")
+                if os.stat(part).st_size < size_bytes:  # somebody else has touched our files
+                    os.unlink(part)
+                    raise _incomplete()
+                os.truncate(part, size_bytes)
+                os.replace(part, whole)
+                with suppress(OSError):  # the next start removes it as well
+                    os.unlink(self._name(site, digest, "at"))
+            elif not whole.exists():
+                raise _incomplete()
+            elif whole.stat().st_size != size_bytes:  # a power cut, or it is asked for wrongly
+                whole.unlink()
+                raise _incomplete()
         return whole, is_compared
 
     def forget(self, site: str, digest: Digest) -> None:
@@ -311,6 +325,10 @@ def wrong_offset(
     error = WrongOffsetError(message)
     error.details = {"offset": offset}
     return error
+
+
+def _incomplete() -> MissingBlobError:
+    return MissingBlobError("the upload is not complete", hint="send the rest first")
 
 
 def _read_back(part: str, digest: Digest, told: bytes) -> _Counted | None:

@@ -159,9 +159,10 @@ def has_answered(state: Federation, seat: Seat) -> bool:
     open_round, made = state.round, state.passing.get(seat)
     if made is not None:
         return made.update is not None
-    if open_round is None or seat not in open_round.invited:
+    if open_round is None or seat not in open_round.invited or seat in open_round.waiting:
         return False
-    return seat not in open_round.waiting and seat not in open_round.unheard
+    is_asked_again = open_round.evaluate_by_ms > 0 and seat in open_round.members
+    return seat in open_round.evaluations if is_asked_again else True
 
 
 def _is_training(state: Federation, open_round: Round) -> bool:

@@ -16,6 +16,8 @@ from consortium.core.ids import Digest, Seat
 from consortium.drive.fate import Fate, fate
 from consortium.store.ports import Log
 
+_MOST_COUNTED = 10_000
+
 
 class RoundIndex:
     """The positions at which rounds begin: read once, then only what is new. Threads share it."""
@@ -27,6 +29,7 @@ class RoundIndex:
         self._buffered: set[int] = set()  # rounds without a barrier
         self._is_buffered = False  # by the plan that was read last
         self._seen = 0
+        self._counted: dict[tuple[int, Seat], bool] = {}  # of what is over
 
     def facts_of(self, number: int) -> Iterator[tuple[int, f.Fact]]:
         """(position, fact) from the opening of round `number` to that of the next one; nothing
@@ -41,6 +44,17 @@ class RoundIndex:
     def is_counted(self, number: int, seat: Seat) -> bool | None:
         """Whether a model was published that has what this seat sent by its invitation of round
         `number`; None while that is not over."""
+        known = self._counted.get((number, seat))  # a site may ask again and again
+        if known is None:
+            known = self._is_counted(number, seat)
+            if known is not None:
+                with self._lock:
+                    if len(self._counted) >= _MOST_COUNTED:
+                        self._counted.clear()
+                    self._counted[number, seat] = known
+        return known
+
+    def _is_counted(self, number: int, seat: Seat) -> bool | None:
         found = self._fate(number, seat)
         if found is not None:
             return found.is_published if found.is_over else None

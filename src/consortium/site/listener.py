@@ -126,14 +126,16 @@ class Listener:
             state, size = machine.state, machine.size
             seen_size, unsettled, is_held = state.seen_size, state.unsettled, state.is_held
             is_early = bool(unsettled) and unsettled == self._told_early
-            if state.stage is Stage.TRAINING:  # its end may be known when this is answered
-                unsettled = unsettled or state.round
+            if state.stage is Stage.TRAINING and state.round != self._told_early:
+                unsettled = unsettled or state.round  # it may be over when this is answered
         objection = None if situation.objection is None else situation.objection.code
         if objection is None and situation.waiting is not None:
             objection = NotApprovedError.code
         if objection is None and is_held:
             objection = OnHoldError.code
         have = "" if is_early else self._have
+        if is_early:
+            self._told_early = 0  # once is enough
         return Ask(
             seen_size=seen_size,
             own_size=size,

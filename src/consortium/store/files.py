@@ -45,7 +45,7 @@ class FileBlobs:
     def existing(cls, root: Path) -> FileBlobs:
         """Blobs that are there, for readers: nothing is made, nothing removed."""
         blobs = cls.__new__(cls)
-        blobs._root = root
+        blobs._root, blobs._lock = root, threading.Lock()
         blobs._compared = {}
         return blobs
 
@@ -97,8 +97,8 @@ class FileBlobs:
                     if not is_compared:
                         _compare(opened, digest)
                     os.fsync(opened.fileno())
-                file.rename(path)  # should one be there, it may be damaged
-                self._remember(digest)
+                    file.rename(path)  # should one be there, it may be damaged
+                    self._remember(digest, _state(opened))  # of the very file, not of its name
             sync_folder(path.parent)
 
     def _new_temporary(self) -> Path:
@@ -129,20 +129,18 @@ class FileBlobs:
 
     def check(self, digest: Digest) -> None:
         name = self._name(digest)
-        with _failures(name):
-            if self._compared.get(digest) == _state(os.stat(name)):
-                return
-            with open(name, "rb", buffering=0) as file:
-                before = _state(os.fstat(file.fileno()))
+        with _failures(name), open(name, "rb", buffering=0) as file:
+            before = _state(file)
+            if self._compared.get(digest) != before:
                 _compare(file, digest)
-            if _state(os.stat(name)) == before:
-                self._remember(digest)
+                self._remember(digest, before)
 
-    def _remember(self, digest: Digest) -> None:
-        """That the file of this blob, as it is now, has the digest."""
-        while len(self._compared) >= _MOST_COMPARED:
-            self._compared.pop(next(iter(self._compared)), None)
-        self._compared[digest] = _state(os.stat(self._name(digest)))
+    def _remember(self, digest: Digest, state: tuple[int, ...]) -> None:
+        """That a file in this state has the digest."""
+        with self._lock:
+            if len(self._compared) >= _MOST_COMPARED:
+                del self._compared[next(iter(self._compared))]
+            self._compared[digest] = state
 
     def has(self, digest: Digest) -> bool:
         return self.path(digest).exists()
@@ -190,7 +188,7 @@ class _FileWriter:
             os.fsync(self._file.fileno())
             path = self._blobs.path(digest)
             self._temporary.rename(path)
-            self._blobs._remember(digest)
+            self._blobs._remember(digest, _state(self._file))
             sync_folder(path.parent)
         return digest
 
@@ -235,8 +233,9 @@ def _read(file: FileIO, size: int) -> bytes:
     return data
 
 
-def _state(found: os.stat_result) -> tuple[int, ...]:
+def _state(file: FileIO) -> tuple[int, ...]:
     """Changes when somebody writes to the file, or puts another one in its place."""
+    found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
