@@ -34,14 +34,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 # ---- the campaign -------------------------------------------------------------------
 
 
-@pytest.mark.slow  # until the whole campaign has been run clean
 @pytest.mark.parametrize("who", ["coordinator", "agent"])
 def test_killed_at_every_third_durable_call(who: str) -> None:
     done = run("--who", who, "--kill-every", "3", "--error-every", "0")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow  # until the whole campaign has been run clean
 @pytest.mark.parametrize("who", ["coordinator", "agent"])
 def test_disk_fails_in_every_way_at_a_share_of_durable_calls(who: str) -> None:
     done = run("--who", who, "--kill-every", "0", "--error-every", "36")

@@ -261,13 +261,19 @@ def _written(blobs: FileBlobs, _: Path) -> Digest:
         return writer.finish()
 
 
+def _hashed(blobs: FileBlobs, _: Path) -> Digest:
+    with blobs.writer() as writer:
+        writer.write_at(0, b"some bytes")
+        return writer.finish(digest_of(b"some bytes"))
+
+
 def _checked(blobs: FileBlobs, _: Path) -> Digest:
     digest = blobs.put(b"some bytes")
     blobs.check(digest)
     return digest
 
 
-@pytest.mark.parametrize("make", [_adopted, _written, _checked])
+@pytest.mark.parametrize("make", [_adopted, _written, _hashed, _checked])
 @pytest.mark.parametrize("how", ["in its place", "another file"])
 def test_a_blob_is_compared_once_and_again_when_it_was_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, how: str
