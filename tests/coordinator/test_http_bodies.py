@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from consortium.coordinator import patience
+from consortium.coordinator import patience, protocol
 from consortium.wire.signing import sign
 
 from .wired import Site, Wired, until, wire
@@ -121,6 +121,7 @@ def test_slow_body_is_waited_for_and_a_silent_one_is_not(
     wired: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(protocol, "LISTENED_S", 0.5)
     site = wired.in_training()[0]
     data = site.update()[:200_000]
     _, head, line = begin_upload(site, data)

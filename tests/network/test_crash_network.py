@@ -42,7 +42,7 @@ def test_killed_at_every_third_durable_call(who: str) -> None:
 
 @pytest.mark.parametrize("who", ["coordinator", "agent"])
 def test_disk_fails_in_every_way_at_a_share_of_durable_calls(who: str) -> None:
-    done = run("--who", who, "--kill-every", "0", "--error-every", "36")
+    done = run("--who", who, "--kill-every", "0", "--error-every", "90")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
