@@ -191,12 +191,13 @@ class Desk:
             self._on_end()
         if _has(facts, (RoundCompleted,)) and not _has(facts, (FederationFinished,)):
             self._untold_s = now_s
-        is_late = self._untold_s is not None and now_s - self._untold_s > _TOGETHER_S
-        if self._untold_s is None or not facts or is_late or _has(facts, (SitesInvited,)):
-            is_news = bool(facts) or self._untold_s is not None
-            self._untold_s = None
-            if is_news:
-                self._notify()
+        untold_s = self._untold_s
+        if untold_s is not None and facts and not _has(facts, (SitesInvited,)):
+            if now_s - untold_s <= _TOGETHER_S:
+                return  # the invitation is next
+        self._untold_s = None
+        if facts or untold_s is not None:
+            self._notify()
 
     def _keep_checkpoint(self) -> None:
         self._has_ended = False  # before: another round may end meanwhile

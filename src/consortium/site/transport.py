@@ -30,7 +30,6 @@ from consortium.wire.messages import MAX_JSON_BYTES, read_body
 from consortium.wire.signing import RequestLine, new_nonce, sign
 from consortium.wire.version import PRESENT, PROTOCOL, check_version
 
-_UNTOLD = 0
 READ_S = 15.0  # for an answer that the coordinator gives at once
 _ALWAYS = {"Accept-Encoding": "identity", "User-Agent": "consortium", PROTOCOL: str(PRESENT)}
 
@@ -94,7 +93,7 @@ class Client:
         """With `lines`, nothing connects from here: what is asked goes on those."""
         self.url, self._context, self._identity, self._lines = url, context, identity, lines
         self._connections = Connections(self._connection)
-        self.their_version = _UNTOLD  # of the protocol, since the coordinator's last answer
+        self.their_version = 0  # of the protocol, by the coordinator's last answer; 0: none yet
 
     @property
     def way(self) -> str:
