@@ -83,7 +83,7 @@ WHERE: tuple[Any, ...] = (
     desk.Desk.has_member,
     desk.Desk.register,
     routes_site._opened,
-    routes_site._before_chunk,
+    routes_site._before_chunks,
 )
 # What refuses when it is called as a statement.
 _CHECKERS = {"check", "check_digest", "verify", "_check_certificate", "check_public_key"}

@@ -92,7 +92,7 @@ class Player:
 
     def upload(self, data: bytes) -> Digest:
         digest = digest_of(data)
-        chunk = self.office.uploads.chunk(self.row.id, digest, 0)
+        chunk = self.office.uploads.receive(self.row.id, digest, 0)
         chunk.write(data)
         chunk.commit(digest)
         return digest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from consortium.core.ids import Digest
-from consortium.wire.messages import MAX_CHUNK_BYTES
+from consortium.wire.messages import MAX_CHUNKS_BYTES
 from consortium.wire.signing import sign
 from tests.coordinator.wired import Answered, Site, Wired, until, wire
 
@@ -121,6 +121,20 @@ def test_cut_in_the_middle_of_a_chunk_costs_that_chunk(site: Site, data: bytes) 
     assert site.submit(data).status == 200
 
 
+def test_cut_in_the_middle_of_a_long_request_keeps_its_whole_chunks(
+    site: Site, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consortium.coordinator.uploads.CHUNK_BYTES", CHUNK // 8)
+    send(site, data, 0)
+    line = half_sent(site, data, CHUNK)
+    whole = CHUNK + CHUNK // 8 * 4
+    until(lambda: offset_of(site, data) == whole)
+    socket.socket.shutdown(line, socket.SHUT_RDWR)
+    line.close()
+    assert site.upload(data, start=whole, chunk=CHUNK).json["offset"] == len(data)
+    assert site.submit(data).status == 200
+
+
 def test_dead_connection_does_not_keep_the_next_one_out(site: Site, data: bytes) -> None:
     send(site, data, 0)
     line = half_sent(site, data, CHUNK)
@@ -154,7 +168,7 @@ def test_blob_is_out_of_reach_of_a_writer_that_is_still_open(site: Site, data: b
 
 def test_chunk_that_is_too_large_is_refused(site: Site, data: bytes) -> None:
     line = site.line("PATCH", place(data, 0), b"")
-    headers = sign(line, site.key) | {"Content-Length": str(MAX_CHUNK_BYTES + 1)}
+    headers = sign(line, site.key) | {"Content-Length": str(MAX_CHUNKS_BYTES + 1)}
     connection = site.wired.connect(site.context())
     connection.putrequest("PATCH", line.path)
     for name, value in headers.items():

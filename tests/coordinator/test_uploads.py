@@ -1,4 +1,4 @@
-"""Uploads as files: chunks that count as a whole or not at all."""
+"""Uploads as files: chunks that count when they are whole, requests that are signed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uploads(tmp_path: Path) -> Uploads:
 
 
 def send(uploads: Uploads, data: bytes, offset: int, site: str = SITE) -> int:
-    chunk = uploads.chunk(site, WHOLE, offset)
+    chunk = uploads.receive(site, WHOLE, offset)
     for start in range(0, len(data), 1000):
         chunk.write(data[start : start + 1000])
     return chunk.commit(Digest(sha256(data).digest()))
@@ -49,7 +49,7 @@ def test_chunks_add_up_to_the_file(uploads: Uploads) -> None:
 def test_chunk_is_known_by_the_digest_of_all_until_its_end(uploads: Uploads) -> None:
     """As well as by its own: then every byte is hashed once, at both sides."""
     for start, end in ((0, 4000), (4000, len(DATA))):
-        chunk = uploads.chunk(SITE, WHOLE, start)
+        chunk = uploads.receive(SITE, WHOLE, start)
         chunk.write(DATA[start:end])
         until_here = Digest(sha256(DATA[:end]).digest())
         assert chunk.commit(until_here) == end
@@ -63,7 +63,7 @@ def test_chunk_that_is_right_behind_other_bytes_is_not_taken_for_the_whole(
     uploads: Uploads,
 ) -> None:
     send(uploads, bytes(4000), 0)
-    chunk = uploads.chunk(SITE, WHOLE, 4000)
+    chunk = uploads.receive(SITE, WHOLE, 4000)
     chunk.write(DATA[4000:])
     with pytest.raises(UnsignedRequestError):
         chunk.commit(WHOLE)
@@ -72,25 +72,133 @@ def test_chunk_that_is_right_behind_other_bytes_is_not_taken_for_the_whole(
 
 
 def test_chunk_does_not_count_before_it_is_committed(uploads: Uploads) -> None:
-    chunk = uploads.chunk(SITE, WHOLE, 0)
+    chunk = uploads.receive(SITE, WHOLE, 0)
     chunk.write(DATA[:500])
     assert uploads.offset(SITE, WHOLE) == 0
     chunk.abandon()
     assert uploads.path(SITE, WHOLE).read_bytes() == b""
 
 
+# ---- several chunks in one request --------------------------------------------------
+
+
+@pytest.fixture
+def short(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> Uploads:
+    """With chunks of 1,000 bytes."""
+    monkeypatch.setattr("consortium.coordinator.uploads.CHUNK_BYTES", 1000)
+    return uploads
+
+
+def until(end: int) -> Digest:
+    return Digest(sha256(DATA[:end]).digest())
+
+
+@pytest.mark.parametrize("piece", [1, 999, 1000, 1001, 3700])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_cut_costs_one_chunk_however_many_a_request_has(
+    short: Uploads, tmp_path: Path, piece: int, is_killed: bool
+) -> None:
+    incoming = short.receive(SITE, WHOLE, 0)
+    for start in range(0, 3700, piece):
+        incoming.write(DATA[start : min(start + piece, 3700)])
+    if is_killed:
+        short = Uploads(tmp_path / "uploads")
+    else:
+        incoming.abandon()
+        assert short.path(SITE, WHOLE).read_bytes() == DATA[:3000]
+    assert short.offset(SITE, WHOLE) == 3000
+    incoming = short.receive(SITE, WHOLE, 3000)
+    incoming.write(DATA[3000:])
+    assert incoming.commit(WHOLE) == len(DATA)
+    taken, is_compared = short.take(SITE, WHOLE, len(DATA))
+    assert taken.read_bytes() == DATA and is_compared
+
+
+@pytest.mark.parametrize("wrong_at", [0, 2500, 4999])
+def test_request_that_is_not_what_was_signed_counts_for_nothing(
+    short: Uploads, tmp_path: Path, wrong_at: int
+) -> None:
+    """Neither do its chunks that counted while the rest came."""
+    assert send(short, DATA[:1500], 0) == 1500
+    incoming, sent = short.receive(SITE, WHOLE, 1500), bytearray(DATA[1500:6500])
+    sent[wrong_at] ^= 1
+    incoming.write(bytes(sent))
+    assert short.offset(SITE, WHOLE) == 6000
+    with pytest.raises(UnsignedRequestError):
+        incoming.commit(until(6500))
+    incoming.abandon()
+    for here in (short, Uploads(tmp_path / "uploads")):
+        assert here.offset(SITE, WHOLE) == 1500
+        assert here.path(SITE, WHOLE).read_bytes() == DATA[:1500]
+    assert send(short, DATA[1500:], 1500) == len(DATA)
+    assert short.take(SITE, WHOLE, len(DATA))[1]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_chunks_that_no_request_vouched_for_go_with_the_next_that_does_not_fit(
+    short: Uploads, tmp_path: Path, is_killed: bool
+) -> None:
+    """Else an upload with a wrong chunk in it could never be finished."""
+    assert send(short, DATA[:1500], 0) == 1500
+    cut = short.receive(SITE, WHOLE, 1500)
+    cut.write(bytes(2000))  # other bytes, and the request never ends
+    cut.abandon()
+    if is_killed:  # what was compared before is not known any more
+        short = Uploads(tmp_path / "uploads")
+    assert short.offset(SITE, WHOLE) == 3000
+    incoming = short.receive(SITE, WHOLE, 3000)
+    incoming.write(DATA[3000:])
+    with pytest.raises(UnsignedRequestError):
+        incoming.commit(WHOLE)
+    incoming.abandon()
+    assert short.offset(SITE, WHOLE) == (0 if is_killed else 1500)
+    assert send(short, DATA[short.offset(SITE, WHOLE) :], short.offset(SITE, WHOLE)) == len(DATA)
+    assert short.take(SITE, WHOLE, len(DATA))[1]
+
+
+def test_request_in_chunks_is_known_by_its_own_digest_as_well(short: Uploads) -> None:
+    assert send(short, DATA[:3500], 0) == 3500
+    assert send(short, DATA[3500:8000], 3500) == 8000
+    assert send(short, DATA[8000:], 8000) == len(DATA)
+    assert short.take(SITE, WHOLE, len(DATA))[1]
+
+
+def test_who_comes_later_goes_on_where_the_earlier_writer_is(short: Uploads) -> None:
+    """Between the look at the offset and its turn, a chunk of the earlier one has counted."""
+    earlier = short.receive(SITE, WHOLE, 0)
+
+    class Late(type(short)):  # type: ignore[misc]
+        def offset(self, site: str, digest: Digest) -> int:
+            found = super().offset(site, digest)
+            earlier.write(DATA[:1200])
+            return int(found)
+
+    short.__class__ = Late
+    with pytest.raises(WrongOffsetError) as refused:
+        short.receive(SITE, WHOLE, 0)
+    assert refused.value.details == {"offset": 1000}
+    with pytest.raises(WrongOffsetError):
+        earlier.commit(until(1200))
+    short.__class__ = Uploads
+    assert send(short, DATA[1000:], 1000) == len(DATA)
+    assert short.take(SITE, WHOLE, len(DATA))[1]
+
+
+# ---- what does not fit --------------------------------------------------------------
+
+
 @pytest.mark.parametrize("offset", [0, 3999, 4001, 8000])
 def test_wrong_offset_is_told_and_changes_nothing(uploads: Uploads, offset: int) -> None:
     send(uploads, DATA[:4000], 0)
     with pytest.raises(WrongOffsetError) as refused:
-        uploads.chunk(SITE, WHOLE, offset)
+        uploads.receive(SITE, WHOLE, offset)
     assert refused.value.details == {"offset": 4000}
     assert uploads.path(SITE, WHOLE).read_bytes() == DATA[:4000]
 
 
 def test_chunk_of_another_digest_is_cut_off_again(uploads: Uploads) -> None:
     send(uploads, DATA[:4000], 0)
-    chunk = uploads.chunk(SITE, WHOLE, 4000)
+    chunk = uploads.receive(SITE, WHOLE, 4000)
     chunk.write(b"other bytes")
     with pytest.raises(UnsignedRequestError):
         chunk.commit(Digest(sha256(DATA[4000:]).digest()))
@@ -161,7 +269,7 @@ def test_file_that_somebody_has_removed_begins_again(uploads: Uploads) -> None:
 
 
 def test_later_writer_takes_over(uploads: Uploads) -> None:
-    first = uploads.chunk(SITE, WHOLE, 0)
+    first = uploads.receive(SITE, WHOLE, 0)
     first.write(b"never finished")
     assert send(uploads, DATA, 0) == len(DATA)
     with pytest.raises(WrongOffsetError):
@@ -174,7 +282,7 @@ def test_later_writer_takes_over(uploads: Uploads) -> None:
 
 def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
     send(uploads, DATA, 0)
-    late = uploads.chunk(SITE, WHOLE, len(DATA))
+    late = uploads.receive(SITE, WHOLE, len(DATA))
     taken, is_compared = uploads.take(SITE, WHOLE, len(DATA))
     assert is_compared
     with pytest.raises(WrongOffsetError):
@@ -183,7 +291,7 @@ def test_nobody_writes_to_a_file_that_was_taken(uploads: Uploads) -> None:
     assert taken.read_bytes() == DATA
     for offset in (0, len(DATA)):
         with pytest.raises(WrongOffsetError):
-            uploads.chunk(SITE, WHOLE, offset)
+            uploads.receive(SITE, WHOLE, offset)
     assert uploads.offset(SITE, WHOLE) == len(DATA)
     assert taken.read_bytes() == DATA
     assert uploads.take(SITE, WHOLE, len(DATA)) == (taken, False)
@@ -211,7 +319,7 @@ def test_new_upload_of_a_site_drops_the_old_one(uploads: Uploads) -> None:
     send(uploads, DATA[:4000], 0)
     send(uploads, DATA[:4000], 0, site=OTHER)
     newer = Digest(sha256(b"newer").digest())
-    chunk = uploads.chunk(SITE, newer, 0)
+    chunk = uploads.receive(SITE, newer, 0)
     chunk.write(b"newer")
     assert chunk.commit(newer) == 5
     assert uploads.offset(SITE, WHOLE) == 0
@@ -248,7 +356,7 @@ def test_site_that_is_no_file_name_is_refused(uploads: Uploads, site: str) -> No
 @pytest.mark.parametrize(
     "use",
     [
-        lambda uploads: uploads.chunk(SITE, WHOLE, 0),
+        lambda uploads: uploads.receive(SITE, WHOLE, 0),
         lambda uploads: uploads.mark_done(SITE, WHOLE),
         lambda uploads: uploads.offset(SITE, WHOLE),
     ],

@@ -297,21 +297,42 @@ def test_upload_sends_chunks(small: Small, transfer: Transfer, tmp_path: Path) -
     assert seen[-1] == (len(LARGE), len(LARGE))
 
 
-def test_chunks_of_a_marked_file_are_signed_with_what_it_was_until_there(
+@pytest.mark.parametrize(("most", "ends"), [(1, (1, 2, 3, 4)), (2, (2, 4)), (8, (4,))])
+def test_requests_of_a_marked_file_are_signed_with_what_it_was_until_there(
+    small: Small,
+    transfer: Transfer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    ends: tuple[int, ...],
+) -> None:
+    """So that each may carry several chunks, and none is hashed again."""
+    monkeypatch.setattr("consortium.site.transfer.MAX_CHUNKS_BYTES", most * CHUNK_BYTES)
+    marks = marks_of(LARGE)
+    transfer.mark(NAME, marks)
+    transfer.send(file_of(tmp_path), NAME, round=7)
+    assert bytes(small.uploads[NAME.hex()]) == LARGE
+    places = [min(end * CHUNK_BYTES, len(LARGE)) for end in ends]
+    assert signed_digests(small) == [marks[place].hex() for place in places]
+    assert signed_digests(small)[-1] == NAME.hex()
+
+
+def test_progress_is_told_within_a_request(
     small: Small, transfer: Transfer, tmp_path: Path
 ) -> None:
-    path, marks = file_of(tmp_path), marks_of(LARGE)
-    transfer.mark(NAME, marks)
-    transfer.send(path, NAME, round=7)
-    assert bytes(small.uploads[NAME.hex()]) == LARGE
-    assert signed_digests(small) == [mark.hex() for end, mark in marks.items() if end]
-    assert signed_digests(small)[-1] == NAME.hex()
+    transfer.mark(NAME, marks_of(LARGE))
+    seen: list[tuple[int, int]] = []
+    transfer.send(file_of(tmp_path), NAME, round=7, on_progress=lambda *done: seen.append(done))
+    assert len(small.paths("PATCH")) == 1
+    assert [done for done, _ in seen] == [*range(0, len(LARGE), CHUNK_BYTES // 4), len(LARGE)]
+    assert {of for _, of in seen} == {len(LARGE)}
 
 
 @pytest.mark.parametrize("how", ["an older coordinator", "marks of another file", "an odd offset"])
 def test_chunk_is_else_signed_with_its_own_digest(
-    small: Small, transfer: Transfer, tmp_path: Path, how: str
+    small: Small, transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    monkeypatch.setattr("consortium.site.transfer.MAX_CHUNKS_BYTES", 2 * CHUNK_BYTES)
     start = 10 if how == "an odd offset" else 0
     small.uploads[NAME.hex()] = bytearray(LARGE[:start])
     small.version = "1" if how == "an older coordinator" else "2"
@@ -322,7 +343,7 @@ def test_chunk_is_else_signed_with_its_own_digest(
     ends = range(start, len(LARGE), CHUNK_BYTES)
     own = [sha256(LARGE[at : at + CHUNK_BYTES]).hexdigest() for at in ends]
     if how == "an odd offset":
-        own[-1] = NAME.hex()  # the end of the file is marked, wherever a chunk begins
+        own[-2:] = [NAME.hex()]  # the end of the file is marked, wherever a request begins
     assert signed_digests(small) == own
 
 

@@ -31,7 +31,7 @@ from consortium.coordinator.office import Office
 from consortium.coordinator.problems import add_handlers, route_of, unexpected
 from consortium.coordinator.shortcut import shortcut
 from consortium.errors import InternalError
-from consortium.wire.messages import MAX_CHUNK_BYTES
+from consortium.wire.messages import MAX_CHUNKS_BYTES
 from consortium.wire.version import PRESENT, PROTOCOL
 
 # Whatever the environment says. Versions of the framework that have none take no notice.
@@ -148,7 +148,7 @@ def _end_endless_body(scope: Scope, start: Message) -> None:
     """Hang up after an answer to a request whose body we would not read to its end."""
     for name, value in scope["headers"]:
         is_endless = name == b"transfer-encoding"
-        is_long = name == b"content-length" and int(value) > MAX_CHUNK_BYTES
+        is_long = name == b"content-length" and int(value) > MAX_CHUNKS_BYTES
         if is_endless or is_long:
             start["headers"] = [*start.get("headers", []), (b"connection", b"close")]
             return

@@ -19,7 +19,7 @@ from consortium.coordinator.gate import GuardedRoute
 from consortium.core.ids import Digest
 from consortium.errors import TooLargeError, UnauthorizedClientError
 from consortium.wire.messages import (
-    MAX_CHUNK_BYTES,
+    MAX_CHUNKS_BYTES,
     Answer,
     Ask,
     FailureNote,
@@ -144,23 +144,23 @@ def _upload_state(edge: Edge, caller: Caller, digest: Digest) -> UploadState:
 
 
 @routes.patch("/uploads/{digest}", **declared(Action.UPLOAD, "bytes", UploadState))
-async def send_chunk(request: Request, digest: DigestPath, offset: Offset) -> Response:
-    """Add a chunk at the end of an upload. One that is already there is answered as before."""
+async def send_chunks(request: Request, digest: DigestPath, offset: Offset) -> Response:
+    """Add chunks at the end of an upload. Those that are there already are answered as before."""
     edge = edge_of(request)
-    size = length_of(request, MAX_CHUNK_BYTES)
+    size = length_of(request, MAX_CHUNKS_BYTES)
     wanted = Digest(bytes.fromhex(digest))
     caller, state = await edge.threads.read(
-        lambda: _before_chunk(edge, request, wanted, (offset, size))
+        lambda: _before_chunks(edge, request, wanted, (offset, size))
     )
     if state is None:
-        state = UploadState(offset=await _take_chunk(edge, request, caller, wanted, offset))
+        state = UploadState(offset=await _take_chunks(edge, request, caller, wanted, offset))
     return told(state)
 
 
-def _before_chunk(
+def _before_chunks(
     edge: Edge, request: Request, digest: Digest, place: tuple[int, int]
 ) -> tuple[Caller, UploadState | None]:
-    """Who sends, and the answer if the chunk need not be read: everything is here already."""
+    """Who sends, and the answer if the chunks need not be read: everything is here already."""
     caller, (offset, size) = edge.admit(request, Action.UPLOAD), place
     site, uploads = caller.site.id, edge.office.uploads
     is_next = 0 < offset == uploads.offset(site, digest)  # mostly; then it is neither of these
@@ -178,16 +178,16 @@ def _before_chunk(
     return caller, None
 
 
-async def _take_chunk(
+async def _take_chunks(
     edge: Edge, request: Request, caller: Caller, digest: Digest, offset: int
 ) -> int:
     """Hashing and writing are done in the event loop: both are faster than the line."""
-    chunk = edge.office.uploads.chunk(caller.site.id, digest, offset)
+    incoming = edge.office.uploads.receive(caller.site.id, digest, offset)
     try:
-        await take_pieces(request, chunk.write)
-        return chunk.commit(caller.body)
+        await take_pieces(request, incoming.write)
+        return incoming.commit(caller.body)
     finally:
-        chunk.abandon()
+        incoming.abandon()
 
 
 # ---- a round ------------------------------------------------------------------------

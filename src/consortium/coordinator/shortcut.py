@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from consortium.coordinator.problems import http_refused, refused
-from consortium.coordinator.routes_site import send_chunk
+from consortium.coordinator.routes_site import send_chunks
 from consortium.errors import ConsortiumError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -40,7 +40,7 @@ def shortcut(scope: Scope) -> Handler | None:
 
     async def handle(request: Request) -> Response:
         try:
-            return await send_chunk(request, digest, start)
+            return await send_chunks(request, digest, start)
         except ConsortiumError as error:
             return await refused(request, error)
         except HTTPException as error:

@@ -1,13 +1,14 @@
 """What sites are sending: files that grow chunk by chunk until they are whole.
 
-    uploads/{site}/{digest}.part    the bytes so far, perhaps with a torn chunk at the end
+    uploads/{site}/{digest}.part    the bytes so far, perhaps with a part of a chunk at the end
     uploads/{site}/{digest}.at      how many of them count, and the digest of those
     uploads/{site}/{digest}.whole   complete: nobody writes here any more
     uploads/{site}/done             digests that this site has sent before, the newest of them
 
-A chunk counts as a whole or not at all: `commit` verifies its digest, and only then moves the
-offset; what came of it before a cut, a wrong digest or a kill is cut off again. Nothing is
-forced to the disk here: `FileBlobs.adopt` does that for the finished file.
+A request carries some chunks, and is signed as a whole. A chunk counts when all of it is here,
+so that a cut or a kill costs one at most; `commit` compares what was signed, and if that is
+something else, nothing counts any more that no request has vouched for. What is left over is
+cut off. Nothing is forced to the disk here: `FileBlobs.adopt` does that for the finished file.
 A site has one upload at a time, and an upload one writer: who comes later is believed, since
 the earlier connection may be dead without our knowing.
 
@@ -22,7 +23,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ from consortium.errors import (
     UsageError,
     WrongOffsetError,
 )
+from consortium.wire.messages import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -55,6 +57,7 @@ class _Counted:
     digest: Digest  # that the whole is to have
     end: int
     sum: _Hash
+    signed: tuple[int, _Hash]  # the same, when a request was last found to be what was signed
 
 
 class Uploads:
@@ -63,7 +66,7 @@ class Uploads:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._open: dict[str, Chunk] = {}  # by site
+        self._open: dict[str, Incoming] = {}  # by site
         self._counted: dict[str, _Counted] = {}  # by site
         self._turns = [threading.Lock() for _ in range(_TURNS)]
         with _failures(folder):
@@ -115,7 +118,7 @@ class Uploads:
         if free < RESERVE_BYTES + size_bytes:
             raise DiskFullError(f"the disk of {self._folder} has {free >> 20} MiB left")
 
-    def chunk(self, site: str, digest: Digest, offset: int) -> Chunk:
+    def receive(self, site: str, digest: Digest, offset: int) -> Incoming:
         """Begin to write at `offset`, which must be where the upload ends. An earlier writer
         of this site, and its uploads of other digests, are ended."""
         true_offset = self.offset(site, digest)
@@ -128,13 +131,15 @@ class Uploads:
                     raise wrong_offset(true_offset, "the upload is complete")
                 self._end_writer(site)
                 counted = self._counted.get(site)
-                if counted is None or counted.digest != digest or counted.end != offset:
+                if counted is None or counted.digest != digest:
                     if offset:  # it was another one's turn meanwhile
                         raise wrong_offset(0)
                     self._clear(site)
-                    counted = self._counted[site] = _Counted(digest, 0, sha256())
+                    counted = self._counted[site] = _nothing_of(digest)
+                elif counted.end != offset:  # the earlier writer has gone on meanwhile
+                    raise wrong_offset(counted.end)
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
-                chunk = Chunk(self._lock, path, handle, counted)
+                incoming = Incoming(self._lock, path, handle, counted)
                 try:
                     size = os.fstat(handle).st_size
                     if size < offset:  # somebody else has touched our files
@@ -143,14 +148,14 @@ class Uploads:
                     if size > offset:  # what a killed process left of a chunk
                         os.ftruncate(handle, offset)
                 except BaseException:
-                    chunk.end()
+                    incoming.end()
                     raise
-            self._open[site] = chunk
-            return chunk
+            self._open[site] = incoming
+            return incoming
 
     def holds(self, site: str, digest: Digest, offset: int, signed: Digest, size: int) -> bool:
-        """Whether exactly this chunk already counts at `offset`. By the digest of all until its
-        end, only the last one is known again; by its own, every one."""
+        """Whether exactly these bytes already count at `offset`. By the digest of all until their
+        end, only the last ones are known again; by their own, all."""
         end = offset + size
         with _failures(self._folder):
             known = self._known(site, digest)
@@ -236,9 +241,9 @@ class Uploads:
         new.replace(self._done(site))
 
     def _end_writer(self, site: str) -> None:
-        chunk = self._open.pop(site, None)
-        if chunk is not None:
-            chunk.end()
+        incoming = self._open.pop(site, None)
+        if incoming is not None:
+            incoming.end()
 
     def _clear(self, site: str) -> None:
         """Make room for a new upload: what a site began and left would stay for ever."""
@@ -249,7 +254,7 @@ class Uploads:
                 file.unlink(missing_ok=True)
 
     def _name(self, site: str, digest: Digest, suffix: str) -> str:
-        """A text: there are several of them in each chunk, and a `Path` is slow to make."""
+        """A text: there are several of them in each request, and a `Path` is slow to make."""
         return f"{self._home(site)}/{digest.hex()}.{suffix}"
 
     def _done(self, site: str) -> Path:
@@ -261,44 +266,56 @@ class Uploads:
         return f"{self._folder}/{site}"
 
 
-class Chunk:
-    """A part of an upload while it comes in: `write` the pieces, then `commit` or `abandon`."""
+class Incoming:
+    """What a request carries, as it comes in: `write` the pieces, then `commit` or `abandon`."""
 
     def __init__(self, lock: threading.Lock, path: str, handle: int, counted: _Counted) -> None:
         self._lock, self._path, self._counted = lock, path, counted
         self._handle: int | None = handle
-        self._end, self._sum = counted.end, counted.sum.copy()
+        self._start = self._end = counted.end
+        self._sum = counted.sum.copy()
 
     def write(self, piece: bytes) -> None:
         """Add a piece. Raises when another request has taken the upload over."""
         with self._lock, _failures(self._path):
-            handle = self._opened()
-            self._sum.update(piece)
-            left = memoryview(piece)
-            while left:  # one call may write a part only
-                written = os.pwrite(handle, left, self._end)
-                left, self._end = left[written:], self._end + written
+            handle, left = self._opened(), memoryview(piece)
+            while left:
+                here = left[: CHUNK_BYTES - self._end % CHUNK_BYTES]  # none beyond its chunk
+                left = left[len(here) :]
+                self._sum.update(here)
+                while here:  # one call may write a part only
+                    written = os.pwrite(handle, here, self._end)
+                    here, self._end = here[written:], self._end + written
+                if self._end % CHUNK_BYTES == 0:
+                    self._count(self._end, self._sum.copy())
 
     def commit(self, signed: Digest) -> int:
-        """Let the chunk count, if this is the digest of all bytes until its end, or of its own;
-        where the upload ends now."""
+        """Let everything count, if this is the digest of all bytes until its end, or of those
+        that came with this request; where the upload ends now."""
         with self._lock, _failures(self._path):
-            handle, start, end = self._opened(), self._counted.end, self._end
+            handle, counted = self._opened(), self._counted
             is_signed = self._sum.digest() == signed
-            if not is_signed and _hash_of(handle, start, end).digest() != signed:
+            if not is_signed and _hash_of(handle, self._start, self._end).digest() != signed:
+                self._count(*counted.signed)
                 raise UnsignedRequestError("the body is not the one that was signed")
-            told = self._path.removesuffix("part") + "at"
-            file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
-            try:  # in one call: a kill tears nothing
-                os.pwrite(file, b"%020d %s" % (end, self._sum.hexdigest().encode()), 0)
-            finally:
-                os.close(file)
-            self._counted.end, self._counted.sum = end, self._sum
+            if counted.end != self._end:
+                self._count(self._end, self._sum)
+            counted.signed = counted.end, counted.sum
             self.end()
-        return end
+        return counted.end
+
+    def _count(self, end: int, sum: _Hash) -> None:
+        """From now on, so many bytes count; the disk is told."""
+        told = self._path.removesuffix("part") + "at"
+        file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+        try:  # in one call: a kill tears nothing
+            os.pwrite(file, b"%020d %s" % (end, sum.hexdigest().encode()), 0)
+        finally:
+            os.close(file)
+        self._counted.end, self._counted.sum = end, sum
 
     def abandon(self) -> None:
-        """As if the chunk had never come, unless it was committed."""
+        """The chunks that are whole stay; the rest is as if it had never come."""
         with self._lock:
             self.end()
 
@@ -331,6 +348,10 @@ def _incomplete() -> MissingBlobError:
     return MissingBlobError("the upload is not complete", hint="send the rest first")
 
 
+def _nothing_of(digest: Digest) -> _Counted:
+    return _Counted(digest, 0, sha256(), (0, sha256()))
+
+
 def _read_back(part: str, digest: Digest, told: bytes) -> _Counted | None:
     """What counts of a file by what was told of it; None if its bytes are no longer those."""
     count, _, sum = told.partition(b" ")
@@ -339,7 +360,7 @@ def _read_back(part: str, digest: Digest, told: bytes) -> _Counted | None:
     with open(part, "rb", buffering=0) as file:
         found = _hash_of(file.fileno(), 0, int(count))
         is_same = found.hexdigest().encode() == sum
-    return _Counted(digest, int(count), found) if is_same else None
+    return replace(_nothing_of(digest), end=int(count), sum=found) if is_same else None
 
 
 def _hash_of(handle: int, start: int, end: int) -> _Hash:

@@ -11,10 +11,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import IO, Any
 
 from consortium.site.address import Address, Proxy
 
@@ -23,6 +24,31 @@ WRITE_S = 15.0
 IDLE_S = 30.0  # less than a coordinator, or what stands before it, keeps a silent connection
 MOST_IDLE = 8
 _TOGETHER_BYTES = 8 << 10  # a body up to this size leaves in one piece with its head
+_PIECE_BYTES = 1 << 18  # of a longer one: so much within `WRITE_S`
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A part of an open file as a request's body: read while it is sent."""
+
+    file: IO[bytes]
+    start: int
+    end: int
+    on_piece: Callable[[int], None]  # told where the next piece begins
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def pieces(self) -> Iterator[bytes]:
+        """A file that has become shorter is not noticed here: the other side waits for the rest,
+        and the next attempt begins where it was cut."""
+        for at in range(self.start, self.end, _PIECE_BYTES):
+            self.on_piece(at)
+            self.file.seek(at)
+            yield self.file.read(min(_PIECE_BYTES, self.end - at))
+
+
+Body = bytes | FilePart
 
 
 class Connection(HTTPSConnection):
@@ -38,7 +64,7 @@ class Connection(HTTPSConnection):
             self.set_tunnel(address.bracketed, address.port, headers)
         self._address, self._trusted = address, context
         self._tls: ssl.SSLSocket | None = None
-        self._body = b""
+        self._body: Body = b""
         self.is_cut = False
 
     def connect(self) -> None:
@@ -54,7 +80,7 @@ class Connection(HTTPSConnection):
         self._tls.do_handshake()
 
     def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, read_s: float
+        self, method: str, path: str, headers: Mapping[str, str], body: Body, read_s: float
     ) -> HTTPResponse:
         """Send a request, and wait up to `read_s` for each piece of what comes back."""
         if self._tls is None:
@@ -78,7 +104,11 @@ class Connection(HTTPSConnection):
         """The head and a small body leave in one record and one packet; a large body is not
         copied for it."""
         body, self._body = self._body, b""
-        if len(body) <= _TOGETHER_BYTES:
+        if isinstance(body, FilePart):
+            super().send(data)
+            for piece in body.pieces():
+                super().send(piece)
+        elif len(body) <= _TOGETHER_BYTES:
             super().send(data + body)
         else:
             super().send(data)

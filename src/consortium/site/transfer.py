@@ -1,7 +1,7 @@
 """Files between a site and its coordinator, by digest: both ways go on where they were cut.
 
 A download lies in a file of its own until its digest is verified; an upload sends what the
-coordinator does not have, a chunk at a time. Neither is ever in memory as a whole, and both
+coordinator does not have, some chunks at a time. Neither is ever in memory as a whole, and both
 may be called again after an `UnreachableError`.
 """
 
@@ -24,10 +24,11 @@ from consortium.errors import (
     WireError,
     WrongOffsetError,
 )
+from consortium.site.connections import FilePart
 from consortium.site.response import Response
 from consortium.site.transport import Client
 from consortium.store.files import FileBlobs
-from consortium.wire.messages import CHUNK_BYTES, UploadState
+from consortium.wire.messages import CHUNK_BYTES, MAX_CHUNKS_BYTES, UploadState
 
 OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Marks = Mapping[int, bytes]  # of a file: the digest of its first bytes, by how many they are
@@ -125,8 +126,7 @@ class Transfer:
             upload = _Upload(file, file.seek(0, os.SEEK_END), digest, round, known)
             offset, corrections = self._begin(upload), 0
             while offset < upload.size:
-                on_progress(offset, upload.size)
-                after = self._send_chunk(upload, offset)
+                after = self._send_chunks(upload, offset, on_progress)
                 corrections = corrections + 1 if after <= offset else 0
                 if corrections > _MOST_CORRECTIONS or after > upload.size:
                     raise WireError("the coordinator cannot say how much of an upload it has")
@@ -146,14 +146,17 @@ class Transfer:
         call, path = self._client.call, upload.path
         return upload.end(call("GET", path, reply=UploadState, round=upload.round))
 
-    def _send_chunk(self, upload: _Upload, offset: int) -> int:
+    def _send_chunks(self, upload: _Upload, offset: int, on_progress: OnProgress) -> int:
         """Where the upload ends now, also when it was not where we thought."""
-        upload.file.seek(offset)
-        chunk = upload.file.read(CHUNK_BYTES)
-        client, path, digest = self._client, f"{upload.path}?offset={offset}", None
-        if client.their_version >= _MARKS_FROM:
-            digest = upload.marks.get(offset + len(chunk))
-        request = client.prepare("PATCH", path, chunk, round=upload.round, digest=digest)
+        client, end = self._client, min(offset + MAX_CHUNKS_BYTES, upload.size)
+        digest = upload.marks.get(end) if client.their_version >= _MARKS_FROM else None
+        if digest is None:  # one chunk is hashed, and so read, twice
+            end = min(offset + CHUNK_BYTES, upload.size)
+            upload.file.seek(offset)
+            digest = sha256(upload.file.read(end - offset)).digest()
+        part = FilePart(upload.file, offset, end, lambda at: on_progress(at, upload.size))
+        path = f"{upload.path}?offset={offset}"
+        request = client.prepare("PATCH", path, part, round=upload.round, digest=digest)
         try:
             return upload.end(client.send(request, UploadState))
         except WrongOffsetError as error:

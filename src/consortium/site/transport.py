@@ -22,7 +22,7 @@ from consortium.crypto.recipes import SigningKey
 from consortium.errors import CertificateError
 from consortium.model import digest_of
 from consortium.site.address import proxy_for, read_address
-from consortium.site.connections import Connection, Connections
+from consortium.site.connections import Body, Connection, Connections
 from consortium.site.lines import LineConnection, Lines
 from consortium.site.refusals import network_errors, refusal
 from consortium.site.response import Response
@@ -52,7 +52,7 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str]
-    body: bytes
+    body: Body
 
 
 def verified_context(authority: bytes) -> ssl.SSLContext:
@@ -113,7 +113,7 @@ class Client:
         self,
         method: str,
         path: str,
-        body: BaseModel | bytes | None = None,
+        body: BaseModel | Body | None = None,
         *,
         round: int = 0,
         digest: bytes | None = None,
@@ -121,6 +121,9 @@ class Client:
         """A request, signed now. Send the same one again when its answer got lost. `digest` is
         what is signed for the body where that is not its own."""
         data = body.model_dump_json().encode() if isinstance(body, BaseModel) else body or b""
+        if digest is None:
+            assert isinstance(data, bytes)  # who sends a file has hashed it
+            digest = digest_of(data)
         headers: dict[str, str] = {}
         if self._identity is not None:
             whom = self._identity
@@ -131,7 +134,7 @@ class Client:
                 site=whom.site,
                 round=round,
                 nonce=new_nonce(),
-                digest=(digest or digest_of(data)).hex(),
+                digest=digest.hex(),
             )
             headers |= sign(line, whom.key)
         if isinstance(body, BaseModel):

@@ -48,7 +48,7 @@ from consortium.testing.hostile_ways import (
     used_token,
     with_foreign_certificate,
 )
-from consortium.wire.messages import MAX_CHUNK_BYTES
+from consortium.wire.messages import MAX_CHUNKS_BYTES
 
 # ---- names --------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ REQUESTS: tuple[HostileRequest, ...] = (
     HostileRequest("chunk: two lengths", smuggled, 400, "E0810"),
     HostileRequest(
         "chunk: too large",
-        chunk("?offset=0", b"", Content_Length=str(MAX_CHUNK_BYTES + 1)),
+        chunk("?offset=0", b"", Content_Length=str(MAX_CHUNKS_BYTES + 1)),
         413,
         "E0817",
     ),

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from consortium.errors import WireError
 
 MAX_JSON_BYTES = 1 << 20
-CHUNK_BYTES = 1 << 20  # what an agent sends at a time
-MAX_CHUNK_BYTES = 8 << 20  # what a coordinator takes at a time
+CHUNK_BYTES = 1 << 20  # an upload counts by these: what a cut costs at most
+MAX_CHUNKS_BYTES = 8 << 20  # that one request carries
 MAX_WAIT_MS = 60_000
 MAX_DEPTH = 8  # of a body: no message has more than four levels
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI
 
+from consortium.coordinator import uploads
 from consortium.coordinator.app import make_app
 from consortium.coordinator.office import Office
 from consortium.coordinator.protocol import CERTIFICATE, EXTENSION
@@ -20,6 +21,7 @@ from consortium.coordinator.threads import Threads
 from consortium.drive.clock import ManualClock
 from consortium.errors import ConsortiumError, InternalError
 from consortium.testing.crash_network.line import GoneError, Words, hear, say
+from consortium.testing.crash_network.study import CHUNK_BYTES
 from consortium.testing.crash_network.turns import Wake, turn_of
 
 URL = "https://localhost:8443"
@@ -57,6 +59,7 @@ class Coordinator:
         self._app.state.edge.threads = cast(Threads, _NoThreads())
         self._loop = asyncio.new_event_loop()
         self._unexpected: list[str] = []
+        setattr(uploads, "CHUNK_BYTES", CHUNK_BYTES)  # noqa: B010
 
     def _note(self, error: ConsortiumError) -> None:
         if isinstance(error, InternalError):

@@ -17,7 +17,7 @@ from consortium.core.participant import Approve
 from consortium.drive.clock import SystemClock
 from consortium.errors import ConsortiumError
 from consortium.model import digest_of
-from consortium.site import enrol, listener, transfer, transport, workshop
+from consortium.site import enrol, listener, scratch, transfer, transport, workshop
 from consortium.site import jobs as j
 from consortium.site.agent import INCOMING, Agent
 from consortium.site.bench import Bench, open_bench
@@ -182,7 +182,9 @@ class Site:
         use_line(line, notes, home.name)
         use_task_within(notes, home.name)
         setattr(listener, "WAIT_MS", 0)  # noqa: B010  # nobody is there to be waited for
-        setattr(transfer, "CHUNK_BYTES", CHUNK_BYTES)  # noqa: B010
+        for module in (scratch, transfer):
+            setattr(module, "CHUNK_BYTES", CHUNK_BYTES)  # noqa: B010
+        setattr(transfer, "MAX_CHUNKS_BYTES", 2 * CHUNK_BYTES)  # noqa: B010
 
     def handle(self, words: Words) -> Words:
         """Do what is said. An error ends a command, not the site."""
