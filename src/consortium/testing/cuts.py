@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,14 @@ class Proxy:
             return
         up = asyncio.ensure_future(self._up(reader, back))
         down = asyncio.ensure_future(_copy(there, writer))
-        try:
+        # At the end of everything we are cancelled: who made us would print that as an error.
+        with suppress(asyncio.CancelledError):
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (up, down):
-                task.cancel()
-            for end in (writer, back):
-                end.transport.abort()
-            await asyncio.gather(up, down, return_exceptions=True)
+        for task in (up, down):
+            task.cancel()
+        for end in (writer, back):
+            end.transport.abort()
+        await asyncio.gather(up, down, return_exceptions=True)
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward until the line is cut. Only lines that carry an upload are."""
