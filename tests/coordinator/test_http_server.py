@@ -280,3 +280,24 @@ def test_refusal_is_logged_without_secrets(wired: Wired, caplog: pytest.LogCaptu
     (record,) = [record for record in caplog.records if getattr(record, "code", "") == "E0812"]
     assert record.levelno == logging.INFO
     assert "s3cret" not in caplog.text and os.environ.get("HOME", "/root") not in record.message
+
+
+def test_order_is_logged_with_who_gave_it(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="consortium")
+    (held,) = wired.office.federations()
+    viewer = {"label": "ben", "role": "viewer", "federations": [held.name], "days": 1}
+    token = wired.order("POST", "/v1/tokens", viewer).json["token"]
+    wired.order("GET", "/v1/status")
+    path = f"/v1/federations/{held.name}/hold"
+    wired.request("POST", path, headers={"Authorization": f"Bearer {token}"})
+    wired.order("POST", path)
+    told = [record for record in caplog.records if hasattr(record, "operator")]
+    lines = [JsonLines().format(record) for record in told]
+    assert [
+        (line["operator"], line["role"], line["status"]) for line in map(json.loads, lines)
+    ] == [
+        ("tests", "admin", 200),
+        ("ben", "viewer", 403),
+        ("tests", "admin", 200),
+    ]
+    assert path in told[2].getMessage() and token not in caplog.text

@@ -25,7 +25,7 @@ from consortium.coordinator import (
 from consortium.coordinator.bodies import inflow_of
 from consortium.coordinator.described import describe
 from consortium.coordinator.edge import Edge
-from consortium.coordinator.gate import VISIT, guarded, leave
+from consortium.coordinator.gate import OPERATOR, VISIT, guarded, leave
 from consortium.coordinator.metrics import Metrics
 from consortium.coordinator.office import Office
 from consortium.coordinator.problems import add_handlers, route_of, unexpected
@@ -133,9 +133,21 @@ class Outermost:
         self._metrics.count(scope["method"], route, course.status, seconds)
         received = course.received + inflow_of(scope).count
         self._metrics.count_bytes(received, course.sent)
+        _note_order(scope, route, course.status)
         if _log.isEnabledFor(logging.DEBUG):
             told = {"method": scope["method"], "route": route, "status": course.status}
             _log.debug("answered", extra=told | {"seconds": round(seconds, 6)})
+
+
+def _note_order(scope: Scope, route: str, status: int) -> None:
+    """Whoever has to explain later who held a study, or tried to, finds it in the log."""
+    who, method = scope.get(OPERATOR), scope["method"]
+    if who is None or method == "GET":
+        return
+    told = {"method": method, "route": route, "status": status}
+    told |= {"operator": who.label, "role": str(who.role)}
+    place = scope["path"] if VISIT in scope else route  # else anything may stand there
+    _log.info("%s (%s): %s %s %s", who.label, who.role, method, place, status, extra=told)
 
 
 def _check_visit(scope: Scope, start: Message) -> None:

@@ -32,6 +32,7 @@ from consortium.wire.version import PROTOCOL, check_version
 VISIT = "consortium.visit"  # in a request's scope, when it has passed
 _LEAVE = "consortium.leave"  # what to do when a request of a site is answered
 _TOKEN = "consortium.token"  # a hash of an operator's
+OPERATOR = "consortium.operator"  # whose token it is, whether it may or not
 _FEDERATION = "name"  # what paths call it
 _ANYBODY = Who(Role.ANYBODY)
 
@@ -113,7 +114,7 @@ class Gate:
         with self.rates.guess(address_of(request), key):
             who = operator_of(token, self._office)
         self.rates.operator(key)
-        request.scope[_TOKEN] = key
+        request.scope[_TOKEN], request.scope[OPERATOR] = key, who
         return who
 
 

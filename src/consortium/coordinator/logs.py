@@ -1,7 +1,7 @@
 """Log lines: one JSON object each for machines, or a short line for people.
 
-A line carries codes, routes, counts and names of federations. No secrets, no bodies, no
-records: whoever adds a field here checks that.
+A line carries codes, routes, counts, names of federations and labels of tokens. No secrets, no
+bodies, no records: whoever adds a field here checks that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 
 from consortium.errors import StoreFailedError
 
-_FIELDS = ("code", "status", "method", "route", "seconds", "federation", "round", "port", "count")
+_FIELDS = (
+    *("code", "status", "method", "route", "seconds", "operator", "role"),
+    *("federation", "round", "port", "count"),
+)
 
 
 def start_logging(
