@@ -3,6 +3,8 @@ a cut."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import threading
 import time
@@ -20,6 +22,7 @@ from consortium.errors import (
     CertificateError,
     CorruptBlobError,
     DeadlineExpiredError,
+    StoreFailedError,
     TooLargeError,
     UnreachableError,
     UnsignedRequestError,
@@ -324,7 +327,7 @@ def test_progress_is_told_within_a_request(
     seen: list[tuple[int, int]] = []
     transfer.send(file_of(tmp_path), NAME, round=7, on_progress=lambda *done: seen.append(done))
     assert len(small.paths("PATCH")) == 1
-    assert [done for done, _ in seen] == [*range(0, len(LARGE), CHUNK_BYTES // 4), len(LARGE)]
+    assert [done for done, _ in seen] == [*range(0, len(LARGE), CHUNK_BYTES // 16), len(LARGE)]
     assert {of for _, of in seen} == {len(LARGE)}
 
 
@@ -345,6 +348,36 @@ def test_chunk_is_else_signed_with_its_own_digest(
     if how == "an odd offset":
         own[-2:] = [NAME.hex()]  # the end of the file is marked, wherever a request begins
     assert signed_digests(small) == own
+
+
+def test_file_that_shrinks_while_it_is_sent_is_no_trouble_of_the_line(
+    transfer: Transfer, tmp_path: Path
+) -> None:
+    path = file_of(tmp_path)
+    transfer.mark(NAME, marks_of(LARGE))
+
+    def shrink(done: int, _: int) -> None:
+        if done > CHUNK_BYTES:
+            os.truncate(path, CHUNK_BYTES)
+
+    with pytest.raises(StoreFailedError, match="became shorter"):
+        transfer.send(path, NAME, round=1, on_progress=shrink)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_file_that_cannot_be_read_is_no_trouble_of_the_line(
+    transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_marked: bool
+) -> None:
+    class Broken(io.FileIO):
+        def read(self, size: int = -1, /) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    path = file_of(tmp_path)
+    if is_marked:
+        transfer.mark(NAME, marks_of(LARGE))
+    monkeypatch.setattr("consortium.site.transfer._opened", Broken)
+    with pytest.raises(StoreFailedError, match="Input/output"):
+        transfer.send(path, NAME, round=1)
 
 
 def marks_of(data: bytes) -> dict[int, bytes]:

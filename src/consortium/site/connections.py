@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import IO, Any
 
+from consortium.errors import StoreFailedError
 from consortium.site.address import Address, Proxy
 
 CONNECT_S = 10.0
@@ -24,7 +25,7 @@ WRITE_S = 15.0
 IDLE_S = 30.0  # less than a coordinator, or what stands before it, keeps a silent connection
 MOST_IDLE = 8
 _TOGETHER_BYTES = 8 << 10  # a body up to this size leaves in one piece with its head
-_PIECE_BYTES = 1 << 18  # of a longer one: so much within `WRITE_S`
+_PIECE_BYTES = 1 << 16  # of a file: so much within `WRITE_S`, also by a line of 64 kbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,18 @@ class FilePart:
         return self.end - self.start
 
     def pieces(self) -> Iterator[bytes]:
-        """A file that has become shorter is not noticed here: the other side waits for the rest,
-        and the next attempt begins where it was cut."""
+        """Trouble with the file is no trouble with the line: it is told as what it is."""
         for at in range(self.start, self.end, _PIECE_BYTES):
             self.on_piece(at)
-            self.file.seek(at)
-            yield self.file.read(min(_PIECE_BYTES, self.end - at))
+            size = min(_PIECE_BYTES, self.end - at)
+            try:
+                self.file.seek(at)
+                piece = self.file.read(size)
+            except OSError as error:
+                raise StoreFailedError(f"{self.file.name}: {error.strerror}") from None
+            if len(piece) < size:
+                raise StoreFailedError(f"{self.file.name} became shorter while it was sent")
+            yield piece
 
 
 Body = bytes | FilePart

@@ -34,6 +34,7 @@ OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Marks = Mapping[int, bytes]  # of a file: the digest of its first bytes, by how many they are
 _MARKS_FROM = 2  # the version of the protocol in which a coordinator knows a chunk by them
 _WRITE_BYTES = 1 << 18
+_FLUSH_S = 60.0  # for an answer to chunks: what lies in the system's buffers must leave first
 _MOST_CORRECTIONS = 3  # of an offset, without a byte taken in between
 
 
@@ -152,13 +153,12 @@ class Transfer:
         digest = upload.marks.get(end) if client.their_version >= _MARKS_FROM else None
         if digest is None:  # one chunk is hashed, and so read, twice
             end = min(offset + CHUNK_BYTES, upload.size)
-            upload.file.seek(offset)
-            digest = sha256(upload.file.read(end - offset)).digest()
+            digest = sha256(_read(upload.file, offset, end - offset)).digest()
         part = FilePart(upload.file, offset, end, lambda at: on_progress(at, upload.size))
         path = f"{upload.path}?offset={offset}"
         request = client.prepare("PATCH", path, part, round=upload.round, digest=digest)
         try:
-            return upload.end(client.send(request, UploadState))
+            return upload.end(client.send(request, UploadState, read_s=_FLUSH_S))
         except WrongOffsetError as error:
             actual = error.details.get("offset")
             if type(actual) is not int or actual < 0:
@@ -181,6 +181,14 @@ class _Upload:
     def end(self, state: UploadState) -> int:
         """How many bytes are there: all of them, if this site has sent them before."""
         return self.size if state.is_complete else state.offset
+
+
+def _read(file: IO[bytes], start: int, size: int) -> bytes:
+    try:
+        file.seek(start)
+        return file.read(size)
+    except OSError as error:
+        raise StoreFailedError(f"{file.name}: {error.strerror}") from None
 
 
 def _opened(path: Path) -> IO[bytes]:
