@@ -330,6 +330,11 @@ def _join(world: World, body: dict[str, str], key: SigningKey | None = None) -> 
     return world.call(Wanted("POST", "/v1/enrol", data), {})
 
 
+def good_invitation(world: World) -> Told:
+    """No attack: what the others are compared with."""
+    return _join(world, world.invite(ALPHA, world.fresh("join")))
+
+
 def unknown_invitation(world: World) -> Told:
     return _join(world, world.invite(ALPHA, world.fresh("join")) | {"secret": "A" * 27})
 

@@ -147,6 +147,8 @@ class Operator:
             with self._client.open(request, takes=takes) as response:
                 yield response
         except UnreachableError as error:
+            if "status" in error.details:  # it has answered
+                raise
             raise UnreachableError(
                 error.message, hint="start it: consortium serve; look closer: consortium doctor"
             ) from None

@@ -14,7 +14,7 @@ import typer
 from consortium.cli.operator import DEFAULT_FOLDER
 from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.cli.sheet import Sheet, tell
-from consortium.errors import ConsortiumError, UsageError
+from consortium.errors import ConsortiumError, RoundOpenError, UsageError
 
 if TYPE_CHECKING:
     from consortium.cli.hosting import Address, Hosting
@@ -79,10 +79,13 @@ def serve(
     start_logging(as_json=log_json, verbose=Voice.verbosity > 0)
     place = folder or files[0].parent / DEFAULT_FOLDER
     talk = logging.getLogger("consortium").info if log_json else say
+    is_new = _is_new(place)
     office = Office(place, SystemClock(), seed=seed)
     with closing(office):
+        if is_new:
+            talk(f"{place} was empty: this is a new coordinator, with keys and a log of its own")
         for file in files:
-            office.host(file, tenant)
+            _host(office, file, tenant, talk)
         _run(office, files, address, is_once=once, talk=talk)
 
 
@@ -96,6 +99,26 @@ def _plan_files(plans: list[Path] | None, folder: Path | None) -> list[Path]:
     raise UsageError(
         f"there is no {_PLAN} here", hint="consortium serve PLAN; consortium init makes a study"
     )
+
+
+def _is_new(place: Path) -> bool:
+    """Whether nothing is there yet. A path that leads nowhere is a slip, or a disk that is not
+    mounted: sites would meet a stranger."""
+    if not place.absolute().parent.is_dir():
+        raise UsageError(
+            f"--data {place}: there is no folder {place.parent}",
+            hint=f"mkdir -p {place.parent}    # if a new coordinator is meant",
+        )
+    return not (place / "log.sqlite").exists()
+
+
+def _host(office: Office, plan: Path, tenant: str | None, talk: Talk) -> None:
+    """A round that is open goes on under the plan that it began with: nobody else could end it."""
+    try:
+        office.host(plan, tenant)
+    except RoundOpenError as error:
+        talk(f"{plan} has changed, but {error.message}: it goes on under the old plan. To adopt")
+        talk("the new one: consortium round hold; when the round is over, start serve again")
 
 
 def _lock(plan: Path, seed: int | None) -> None:
@@ -124,7 +147,7 @@ def _run(office: Office, plans: list[Path], address: Address, *, is_once: bool, 
 
     hosting = Hosting(office, talk)
     if address.port:  # whoever sees the port open finds the operator's file
-        _announce(office, address, plans, address.port)
+        _announce(office, address, plans, address.port, talk)
     server = Server(
         office,
         host=address.host,
@@ -132,7 +155,7 @@ def _run(office: Office, plans: list[Path], address: Address, *, is_once: bool, 
         names=address.certified(plans),
         on_ready=lambda _: _introduce(office, hosting, talk),
     )
-    _announce(office, address, plans, server.port)
+    _announce(office, address, plans, server.port, talk)
     if address.is_guessed(plans):
         talk(f"sites are told to go to {office.url}; --name HOST says another name")
     office.start(_trouble)
@@ -140,11 +163,15 @@ def _run(office: Office, plans: list[Path], address: Address, *, is_once: bool, 
         server.run()
     if is_once:
         hosting.conclude()
+    else:
+        talk("stopped; the same command goes on where this one was")
 
 
-def _announce(office: Office, address: Address, plans: list[Path], port: int) -> None:
+def _announce(office: Office, address: Address, plans: list[Path], port: int, talk: Talk) -> None:
     """The operator of this machine is told of an address here; sites get the public one."""
-    office.url = address.here(port)
+    office.url, before = address.here(port), office.url_before()
+    if before not in ("", office.url):
+        talk(f"this coordinator was at {before} before; sites that have joined go on asking there")
     office.write_operator_file()
     office.url = address.url(plans, port)
 

@@ -12,6 +12,7 @@ from consortium.cli import words
 from consortium.cli.operator import DEFAULT_FOLDER, Folder, operator, read_access
 from consortium.cli.report import command, data, envelope, say
 from consortium.cli.sheet import Grid, Sheet, show
+from consortium.core.ids import is_plain_id
 from consortium.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Tokens of operators: make, list, revoke.", no_args_is_help=True)
 
+_ROLES = ("viewer", "officer", "lead", "admin")
 Label = Annotated[str, typer.Argument(metavar="LABEL", help="The token's label.")]
 
 
@@ -49,6 +51,10 @@ def new(
 
     The file is a secret: give it to its owner alone, who names it with --operator FILE.
     """
+    if role not in _ROLES:
+        raise UsageError(f"there is no role `{role}`", hint=f"--role {', '.join(_ROLES)}")
+    if not is_plain_id(label):
+        raise UsageError("a label is 1 to 64 letters, digits, dashes and underscores")
     target = out or Path(f"{label}.operator.json")
     if target.exists():
         raise UsageError(f"{target} is there already", hint="--out FILE names another one")

@@ -71,8 +71,8 @@ def operator_of(token: str, office: Office) -> Who:
     if row is None:
         raise NotEnrolledError(
             "this needs an operator's token that holds",
-            hint="send `Authorization: Bearer TOKEN`; for a new one ask an admin: "
-            "consortium token new",
+            hint="ask an admin for a new one: consortium token new; then --operator FILE, or "
+            "`Authorization: Bearer TOKEN`",
         )
     federations = None if row.federations is None else frozenset(row.federations)
     return Who(Role(row.role), Scope(row.tenant, federations), row.label)

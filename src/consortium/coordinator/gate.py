@@ -111,7 +111,7 @@ class Gate:
     def _operator(self, request: Request) -> Who:
         token = token_of(request)
         key = sha256(token.encode(errors="surrogatepass")).hexdigest()
-        with self.rates.guess(address_of(request), key):
+        with self.rates.guess(address_of(request)):
             who = operator_of(token, self._office)
         self.rates.operator(key)
         request.scope[_TOKEN], request.scope[OPERATOR] = key, who

@@ -103,7 +103,8 @@ class Office:
 
     def host(self, plan_file: Path, tenant: str | None = None) -> Desk:
         """Begin the study of a locked plan, or go on with it. A new federation is its own
-        tenant unless one is named; one that is there stays with its tenant."""
+        tenant unless one is named; one that is there stays with its tenant. Another plan than
+        the adopted one raises `RoundOpenError` in a round, and the adopted one stays."""
         study = read_locked(plan_file)
         name, now_ms = study.plan.federation.name, self.clock.now_ms()
         row = self.federation(name)
@@ -232,6 +233,10 @@ class Office:
 
     def operator(self, token: str) -> OperatorRow | None:
         return self.registry.operator(token, self.clock.now_ms())
+
+    def url_before(self) -> str:
+        """Where the operator's commands on this machine went until now; empty at first."""
+        return _held(self.folder / OPERATOR_FILE).get("url", "")
 
     def write_operator_file(self) -> Path:
         """Address, authority and token for the operator's commands on this machine."""

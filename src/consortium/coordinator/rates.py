@@ -1,8 +1,9 @@
 """How often somebody may ask: buckets that fill up slowly, in memory, for so many at a time.
 
 Who has not said who it is shares a bucket with all of its address, where a whole hospital
-network may be. So nobody who shows a good signature, or a token that was good before, is
-refused for what others do at its address. Everything here can be changed in `LIMITS`.
+network may be. So nobody who shows a good signature or a good token is refused for what others
+do at its address: keys and tokens are too long to be guessed at any speed. Everything here
+can be changed in `LIMITS`.
 """
 
 from __future__ import annotations
@@ -71,13 +72,6 @@ class Buckets:
             if len(self._left) > self._most:
                 self._left.popitem(last=False)
 
-    def check(self, key: str) -> None:
-        """As `take` would, but takes nothing."""
-        with self._lock:
-            left = self._filled(key, self._clock())
-        if left < 1.0:
-            raise _too_many((1.0 - left) / self._limit.per_s)
-
     def knows(self, key: str) -> bool:
         """Whether this key has taken something lately."""
         with self._lock:
@@ -142,16 +136,13 @@ class Rates:
         self._wrong_signatures.take(network_of(address))
 
     @contextmanager
-    def guess(self, address: str, token: str = "") -> Iterator[None]:
-        """A token is about to be looked up: not at all, after too many wrong ones from this
-        address, unless this one was good before. What the block raises tells a wrong one."""
-        where = network_of(address)
-        if not self._operators.knows(token):
-            self._wrong_tokens.check(where)
+    def guess(self, address: str) -> Iterator[None]:
+        """A token is about to be looked up. What the block raises tells a wrong one: after too
+        many of those from this address, it is not even told so."""
         try:
             yield
         except (BadTokenError, NotEnrolledError):
-            self._wrong_tokens.take(where)
+            self._wrong_tokens.take(network_of(address))
             raise
 
     def operator(self, token: str) -> None:

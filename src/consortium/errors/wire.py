@@ -26,7 +26,7 @@ class UnreachableError(WireError):
 
 
 class NotEnrolledError(WireError):
-    """No site of that id is enrolled here, or it was revoked."""
+    """No such site is enrolled here, or no such token holds; or it was revoked."""
 
     code = "E0812"
     fault = Fault.CALLER

@@ -63,7 +63,12 @@ def refusal(status: int, body: bytes) -> ConsortiumError:
         problem = _Problem(code="", detail=f"status {status}")
     told = printable(problem.detail)
     if status in _LATER:
-        return UnreachableError(f"the coordinator cannot answer now: {told}")
+        later = UnreachableError(
+            f"the coordinator cannot answer now: {told}",
+            hint="it is there, but busy or not ready: try again in a moment",
+        )
+        later.details = {"status": status}
+        return later
     kind = _kinds().get(problem.code)
     if kind is None or issubclass(kind, _LOCAL_ONLY):
         return WireError(f"the coordinator refuses: {told}", hint=printable(problem.hint))
