@@ -20,15 +20,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "docs" / "reference" / "soak.json"
 PAGE = KEPT.with_suffix(".md")
 _TESTING = "consortium.testing"
+_MOST_LINES, _WIDTH = 16, 140
 
 # name -> arguments of `python`; sizes are the goals of a full campaign.
 CAMPAIGNS: dict[str, tuple[str, ...]] = {
-    "explore": ("-m", f"{_TESTING}.explore", "--clean-only", "--json"),
+    "explore": ("-m", f"{_TESTING}.explore", "--clean-only"),
     "explore-planted": ("-m", f"{_TESTING}.explore", "--planted"),
     "world": ("-m", f"{_TESTING}.world", "--seeds", "10000", "--json"),
     "world-async": ("-m", f"{_TESTING}.world", "--seeds", "1000", "--asynchronous", "--json"),
@@ -58,22 +60,25 @@ class Ran:
     name: str
     seconds: int
     code: int
-    said: str  # its last line
+    said: tuple[str, ...]  # its last lines
     commit: str
     at: str
 
     @property
     def row(self) -> str:
         result = "0 violations" if self.code == 0 else f"**failed ({self.code})**"
-        command = " ".join(CAMPAIGNS[self.name])
-        when = f"`{self.commit}`, {self.at}"
-        told = f"{self.seconds} | {result} | {self.said}"
-        return f"| {self.name} | `python {command}` | {when} | {told} |"
+        link = f"[{self.name}](#{self.name})"
+        return f"| {link} | {self.at} | `{self.commit}` | {self.seconds:,} | {result} |"
+
+    @property
+    def section(self) -> tuple[str, ...]:
+        command = f"`python {' '.join(CAMPAIGNS[self.name])}`"
+        return f"## {self.name}", "", command, "", "```text", *self.said, "```", ""
 
 
 def run(name: str) -> Ran:
     """One campaign to its end; what it prints is shown as it comes."""
-    begun, last, commit = time.monotonic(), "", _commit()
+    begun, said, commit = time.monotonic(), list[str](), _commit()
     environment = os.environ | {"HYPOTHESIS_PROFILE": "soak"}
     with subprocess.Popen(
         [sys.executable, *CAMPAIGNS[name]],
@@ -85,25 +90,41 @@ def run(name: str) -> Ran:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            last = line.strip() or last
+            said.append(line.rstrip())
     seconds = round(time.monotonic() - begun)
     at = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
-    return Ran(name, seconds, process.returncode, _told(last), commit, at)
+    return Ran(name, seconds, process.returncode, _last(said), commit, at)
 
 
-def _told(line: str) -> str:
-    """The last line as it may stand in a table: of a JSON object, what is short."""
+def _last(said: Sequence[str]) -> tuple[str, ...]:
+    """What a page can bear of it: the last lines, and of JSON what is counted."""
+    whole = _json("\n".join(said)) or _json(said[-1] if said else "")
+    if whole is None:
+        lines = [line[:_WIDTH] for line in said if line]
+        return tuple(lines[-_MOST_LINES:])
+    found = []
+    for key, value in whole.items():
+        if isinstance(value, dict) and all(isinstance(one, int) for one in value.values()):
+            found.append(f"{key}: {sum(value.values()):,} of {len(value)} kinds")
+        elif isinstance(value, list):
+            found.append(f"{key}: {len(value)}")
+        elif isinstance(value, int | float | str):
+            found.append(f"{key}: {value:,}" if type(value) is int else f"{key}: {value}"[:_WIDTH])
+    return tuple(found[-_MOST_LINES:])
+
+
+def _json(text: str) -> dict[str, Any] | None:
     try:
-        told = json.loads(line)
+        found = json.loads(text)
     except ValueError:
-        return line.replace("|", "/")[:200]
-    short = {key: value for key, value in told.items() if isinstance(value, int | float | str)}
-    return ", ".join(f"{key} {value}" for key, value in short.items())[:200].replace("|", "/")
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def keep(new: Ran) -> None:
     """Put a result among the others, and write the page."""
-    known = [Ran(**one) for one in json.loads(KEPT.read_text())] if KEPT.exists() else []
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    known = [Ran(**one | {"said": tuple(one["said"])}) for one in kept]
     newest = {one.name: one for one in (*known, new)}
     ran = [newest[name] for name in CAMPAIGNS if name in newest]
     KEPT.write_text(json.dumps([asdict(one) for one in ran], indent=1) + "\n", encoding="utf-8")
@@ -115,17 +136,19 @@ def page(ran: Sequence[Ran]) -> str:
     lines = [
         "# The last full campaigns",
         "",
-        "Written by `make soak` (`scripts/soak.py`); sizes and seeds are in the commands. What",
-        "each campaign looks for is told in its module, and in the",
-        "[threat model](../explanation/threat-model.md).",
+        "Written by `make soak` (`scripts/soak.py`), the newest run of each; sizes are in the",
+        "commands, and seeds begin at 0 unless they say otherwise. What each campaign looks for is",
+        "told in its module, and in the [threat model](../explanation/threat-model.md). Planted bugs",
+        "count as violations when they are *not* found.",
         "",
         f"{where}, Python {platform.python_version()}; times are UTC. Not run yet: "
         f"{', '.join(sorted(set(CAMPAIGNS) - {one.name for one in ran})) or 'none'}.",
         "",
-        "| campaign | command | commit | seconds | result | its last line |",
-        "|---|---|---|---|---|---|",
+        "| campaign | ended | commit | seconds | result |",
+        "|---|---|---|---|---|",
         *(one.row for one in ran),
         "",
+        *(line for one in ran for line in one.section),
     ]
     return "\n".join(lines)
 
