@@ -138,7 +138,7 @@ def page(ran: Sequence[Ran]) -> str:
         "",
         "Written by `make soak` (`scripts/soak.py`), the newest run of each; sizes are in the",
         "commands, and seeds begin at 0 unless they say otherwise. What each campaign looks for is",
-        "told in its module, and in the [threat model](../explanation/threat-model.md). Planted bugs",
+        "told in its module and in the [threat model](../explanation/threat-model.md). Planted bugs",
         "count as violations when they are *not* found.",
         "",
         f"{where}, Python {platform.python_version()}; times are UTC. Not run yet: "
