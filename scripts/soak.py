@@ -49,7 +49,9 @@ CAMPAIGNS: dict[str, tuple[str, ...]] = {
     "tamper": ("-m", f"{_TESTING}.tamper"),
     "replay": ("-m", f"{_TESTING}.replay", "--shuffles", "200", "--fresh", "10"),
     "remove-checks": ("-m", "scripts.remove_checks"),
-    "tests": ("-m", "pytest", "-q", "-m", "", "tests"),
+    "openapi": ("-m", "pytest", "tests/coordinator/test_openapi_cases.py"),
+    "parsers": ("-m", "pytest", "tests/test_fuzz.py"),
+    "slow-tests": ("-m", "pytest", "-m", "slow", "tests"),
 }
 
 
@@ -138,8 +140,8 @@ def page(ran: Sequence[Ran]) -> str:
         "",
         "Written by `make soak` (`scripts/soak.py`), the newest run of each; sizes are in the",
         "commands, and seeds begin at 0 unless they say otherwise. What each campaign looks for is",
-        "told in its module and in the [threat model](../explanation/threat-model.md). Planted bugs",
-        "count as violations when they are *not* found.",
+        "told in its module and in the [threat model](../explanation/threat-model.md). Planted",
+        "bugs count as violations when they are *not* found.",
         "",
         f"{where}, Python {platform.python_version()}; times are UTC. Not run yet: "
         f"{', '.join(sorted(set(CAMPAIGNS) - {one.name for one in ran})) or 'none'}.",
