@@ -22,7 +22,7 @@ from consortium.site import jobs as j
 from consortium.site.agent import INCOMING, Agent
 from consortium.site.bench import Bench, open_bench
 from consortium.site.clock import Patience
-from consortium.site.connections import Connection
+from consortium.site.connections import Body, Connection, FilePart
 from consortium.site.events import Event
 from consortium.site.home import SiteHome
 from consortium.site.machine import Machine
@@ -53,8 +53,9 @@ class LineConnection:
         self._certificate = certificate
 
     def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, read_s: float
+        self, method: str, path: str, headers: Mapping[str, str], sent: Body, read_s: float
     ) -> HTTPResponse:
+        body = b"".join(sent.pieces()) if isinstance(sent, FilePart) else sent
         words = {
             "method": method,
             "path": path,
