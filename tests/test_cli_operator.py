@@ -19,6 +19,8 @@ from typer.testing import CliRunner, Result
 
 from consortium.cli.app import app
 from consortium.cli.operator import Operator
+from consortium.cli.status import names, round_pairs, sites_grid
+from consortium.cli.told import OpenRound, Site, read_view
 from consortium.coordinator.evidence import Evidence, Tally
 from consortium.core import facts as f
 from consortium.core.codec import decode, encode
@@ -326,6 +328,40 @@ def test_status_shows_every_federation(fresh: Path) -> None:
     assert "first" not in only.stdout
 
 
+def test_sites_that_are_out_or_cannot_be_called_in_words() -> None:
+    here = {"name": "ukb", "seat": 1, "words": [], "enrolled_ms": 0, "revoked_ms": None}
+    here |= {"seen_ms": 100_000, "objection": None, "listens": "https://ukb.example:1"}
+    unreached = {"since_ms": 10_000, "why": "Connection refused"}
+    told = [
+        here | {"unreached": unreached},
+        here | {"unreached": unreached, "objection": "E0312"},
+        here,
+        here | {"revoked_ms": 5, "departure": "left"},
+        here | {"revoked_ms": 5, "departure": "revoked"},
+        here | {"revoked_ms": 5},  # as an older coordinator says it
+    ]
+    seen = [row[1] for row in sites_grid(read_view(list[Site], told), 100_000).rows]
+    there = "now; cannot be called at https://ukb.example:1 for 90 s: Connection refused"
+    assert seen == [
+        there,
+        f"{there}; E0312 not approved",
+        "now, called at https://ukb.example:1",
+        *("left", "revoked", "revoked"),
+    ]
+
+
+def test_an_open_round_without_the_names_of_sites() -> None:
+    values = {"number": 3, "phase": "TRAINING", "step": "sites train", "deadline_ms": 0}
+    values |= {"quorum": 2, "target": 4, "invited": ["a site"] * 5, "received": ["a site"] * 2}
+    told = values | {"waiting_for": ["a site"], "fallen": {"2 sites": "data_quality, training"}}
+    assert round_pairs(read_view(OpenRound, told), 0)[2:] == [
+        ("answered", "2 of 5"),
+        ("waited for", "a site"),
+        ("fallen", "2 sites (data quality, training)"),
+    ]
+    assert names(["a site"] * 12) == "12 sites"
+
+
 # ---- rounds and models --------------------------------------------------------------
 
 
@@ -353,6 +389,31 @@ def test_round_show_tells_every_event_in_words(served: Path) -> None:
     assert text.count("update received: ") == 3
     missing = call("round", "show", "9", "--coordinator", str(served))
     assert (missing.exit_code, "error[E0303]" in missing.stderr) == (5, True)
+
+
+def test_a_viewer_sees_rounds_and_no_sites(served: Path, tmp_path: Path) -> None:
+    where, file = ("--coordinator", str(served)), tmp_path / "eve.json"
+    wanted = ("--label", "eve", "--role", "viewer", "--everywhere")
+    assert call("token", "new", *wanted, "--out", str(file), *where).exit_code == 0
+    mine = ("--operator", str(file))
+    told = [
+        call(*words, *mine) for words in (["status"], ["round", "list"], ["round", "show", "2"])
+    ]
+    assert [one.exit_code for one in told] == [0, 0, 0]
+    assert not [name for name in SITES for one in told if name in one.stdout]
+    text = told[2].stdout
+    for words in (
+        "3 of 3 invited; deadline +60 min",
+        "a site  update received\n",
+        "a site  update accepted\n",
+        "closed with 3 members\n",
+        "a site  evaluated\n",
+        "over 93 records  candidate    base   change",
+    ):
+        assert words in text
+    assert "weight" not in text and "norm" not in text
+    assert call("status", "--sites", *mine).exit_code == 4
+    assert call("token", "revoke", "eve", *where).exit_code == 0
 
 
 def test_models_are_listed_and_shown(served: Path) -> None:
@@ -383,7 +444,8 @@ def test_a_model_is_downloaded_and_verified(
 
 def test_a_rollback_is_told(served: Path) -> None:
     done = call("model", "rollback", "1", "--coordinator", str(served))
-    assert done.stdout.startswith("the next round starts from version 1, ")
+    assert done.stdout.startswith("sites move to version 1, ")
+    assert done.stdout.endswith("; the federation is finished: no round follows\n")
     assert "1 current" in call("model", "list", "--coordinator", str(served)).stdout
     assert call("model", "rollback", "2", "--coordinator", str(served)).exit_code == 0
 
@@ -404,6 +466,34 @@ def test_another_task_is_not_exported(served: Path, tmp_path: Path) -> None:
 
 
 # ---- orders -------------------------------------------------------------------------
+
+
+def test_a_finished_federation_is_not_resumed(served: Path) -> None:
+    for order in ("open", "resume"):
+        done = call("round", order, "--coordinator", str(served))
+        assert (done.exit_code != 0, "error[E0310]" in done.stderr, done.stdout) == (True, True, "")
+
+
+def test_an_invitation_is_voided(fresh: Path) -> None:
+    where = ("--federation", "first", "--coordinator", str(fresh))
+    token = call("invite", "mistake", *where).stdout.split()[2]
+    for _ in range(2):
+        done = call("revoke", "mistake", *where)
+        assert done.stdout == "mistake has not joined: its invitation is void\n"
+    records = fresh.parent / "first" / "data" / "east.csv"
+    joined = Process(
+        ["join", token, "--data", str(records), "--home", "mistake", "--no-start"],
+        fresh.parent,
+        "mistake",
+    )
+    assert joined.popen.wait(20) != 0
+    assert "error[E0813]" in joined.err
+
+
+def test_a_rollback_before_the_end_is_for_the_next_round(fresh: Path) -> None:
+    where = ("--federation", "second", "--coordinator", str(fresh))
+    done = call("model", "rollback", "0", *where)
+    assert done.stdout.startswith("the next round starts from version 0, ")
 
 
 def test_orders_hold_resume_and_stop(fresh: Path) -> None:

@@ -42,7 +42,7 @@ def _complaint(world: World, route: Wanted, person: Person, answer: str) -> str 
     if answer == "yes":
         if told.status >= 300 and told.status != 409:
             return f"refused with {told.status}: {told.body!r}"
-        return _leak(person, wanted, told)
+        return _leak(person, wanted, told) or _named_site(world, person, told)
     if str(told.status) != answer or told.code not in _CODES[answer]:
         return f"{told.status} instead of {answer}: {told.body[:200]!r}"
     if _standing(world) != before:
@@ -58,6 +58,15 @@ def _leak(person: Person, wanted: Wanted, told: Told) -> str | None:
     is_seen = f'"{ALPHA}"'.encode() in told.body
     should = person.reach is not Reach.OTHER
     return None if is_seen is should else f"alpha is {'seen' if is_seen else 'hidden'} in the list"
+
+
+def _named_site(world: World, person: Person, told: Told) -> str | None:
+    """A viewer hears of no site by its name, whatever it asks."""
+    if person.role is not Role.VIEWER:
+        return None
+    named = [one.row.name for sites in world.sites.values() for one in sites]
+    heard = [name for name in named if f'"{name}"'.encode() in told.body]
+    return f"the names of sites: {heard}" if heard else None
 
 
 def _standing(world: World) -> tuple[object, ...]:

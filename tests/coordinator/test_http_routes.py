@@ -7,14 +7,20 @@ import re
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from consortium.coordinator.access import RULES, Action, Role, Who
 from consortium.coordinator.office import Office
+from consortium.core.facts import Failure
+from consortium.core.ids import Seat
 from consortium.crypto.authority import fingerprint, request_certificate
+from consortium.crypto.recipes import SigningKey
 from consortium.drive.clock import SystemClock
 from consortium.errors import UnknownFederationError
 from consortium.wire.signing import read_envelope
+from consortium.wire.token import read_token
 from tests.coordinator.wired import FEDERATION, SIZE, Site, Wired, until, wire
 
 F = f"/v1/federations/{FEDERATION}"
@@ -162,6 +168,117 @@ def test_operator_looks(wired: Wired) -> None:
     assert (head.body, head.headers["content-length"]) == (b"", str(len(file.body)))
     every = wired.order("GET", "/federated/server/status").json["federations"]
     assert every[0]["id"] == status["id"]
+
+
+def test_viewer_hears_of_no_single_site(tmp_path: Path) -> None:
+    with wire(tmp_path, is_judged=True) as wired:
+        sites = wired.in_training()
+        note = {"failure": "DATA_QUALITY"}
+        assert sites[2].call("POST", "/v1/rounds/1/failure", note, round=1).status == 200
+        sent = [site.update() for site in sites[:2]]
+        for site, data in zip(sites, sent, strict=False):
+            site.upload(data)
+            assert site.submit(data).status == 200
+        until(lambda: is_to_evaluate(sites[0]))
+        during = viewed(wired, F)
+        for site in sites[:2]:
+            model = site.invitation()["model"]
+            score = {"model": model, "samples": 9, "candidate": [0.5], "base": [1.0]}
+            assert site.call("POST", "/v1/rounds/1/score", score, round=1).status == 200
+        until(lambda: wired.order("GET", F).json["version"] == 1)
+        told = (
+            during,
+            viewed(wired, F),
+            viewed(wired, f"{F}/rounds"),
+            viewed(wired, f"{F}/rounds/1"),
+        )
+        for text in map(json.dumps, told):
+            assert "site-" not in text
+            assert not any(sha256(data).hexdigest() in text for data in sent)
+        assert during["round"]["received"] == during["round"]["waiting_for"] == ["a site"] * 2
+        assert during["round"]["fallen"] == {"a site": "data_quality"}
+        assert told[3]["lost"] == [["a site", "data quality"]]
+        assert told[3]["samples"] == 18  # over all sites
+        parts = [one for one in told[3]["events"] if "site" in one]
+        assert {key for one in parts for key in one} == {
+            *("position", "fact", "at_ms", "site", "failure")
+        }
+        kinds = [one["fact"] for one in wired.order("GET", f"{F}/rounds/1").json["events"]]
+        assert [one["fact"] for one in told[3]["events"]] == kinds  # nothing is left out
+
+
+def viewed(wired: Wired, path: str) -> Any:
+    """What a viewer hears; that a lead hears of the sites there is checked."""
+    registry, now_ms = wired.office.registry, wired.office.clock.now_ms()
+    admin, label = wired.operator_token, f"viewer-{len(registry.operators())}"
+    assert b"site-2" in wired.order("GET", path).body
+    wired.operator_token = registry.new_operator("viewer", label, now_ms, 60_000)
+    try:
+        return wired.order("GET", path).json
+    finally:
+        wired.operator_token = admin
+
+
+def test_several_that_fell_out_are_counted_for_a_viewer(wired: Wired) -> None:
+    """With two of three the round would be over: the state says so for a moment only."""
+    desk = wired.office.desk_of(wired.in_training()[0].row)
+    teller = wired.office.teller_named(FEDERATION).seen_by(Who(Role.VIEWER))
+    with desk.lock:
+        opened = desk.state.round
+        assert opened is not None
+        kept, opened.fallen = opened.fallen, {Seat(1): Failure.TRAINING, Seat(2): Failure.MODEL}
+        try:
+            told = teller.status()
+        finally:
+            opened.fallen = kept
+    assert told["round"]["fallen"] == {"2 sites": "model, training"}
+
+
+def test_who_gives_orders_may_inspect_sites() -> None:
+    """An order is answered with the status: nobody is to learn less by giving one."""
+    for action in (Action.HOLD, Action.REVOKE, Action.INVITE, Action.RUN):
+        assert RULES[action].roles <= RULES[Action.INSPECT].roles
+
+
+def test_finished_federation_does_not_go_on(wired: Wired) -> None:
+    assert wired.order("POST", f"{F}/models/0/rollback").json["is_last"] is False
+    assert wired.order("POST", f"{F}/stop").status == 200
+    for order in (f"{F}/rounds/open", f"{F}/resume"):
+        refused = wired.order("POST", order)
+        assert (refused.status, refused.code) == (409, "E0310")
+    start = wired.order("POST", "/federated/server/start", {"federation": FEDERATION})
+    assert start.code == "E0310"
+    assert wired.order("POST", f"{F}/models/0/rollback").json["is_last"] is True
+
+
+def test_unused_invitation_can_be_voided(wired: Wired) -> None:
+    told = wired.order("POST", f"{F}/invites", {"name": "site-0"}).json["token"]
+    for _ in range(2):
+        revoked = wired.order("POST", f"{F}/sites/site-0/revoke")
+        assert revoked.json == {"name": "site-0", "revoked": True, "had_joined": False}
+    token = read_token(told)
+    body = {
+        "federation": token.federation,
+        "name": token.name,
+        "secret": token.secret,
+        "certificate_request": request_certificate(SigningKey.generate()).decode(),
+    }
+    refused = wired.request("POST", "/v1/enrol", json.dumps(body).encode())
+    assert (refused.status, refused.code) == (403, "E0813")
+    assert wired.order("POST", f"{F}/sites/nobody/revoke").code == "E0301"
+    assert wired.enrol("site-0").ask().status == 200  # it may be invited again
+    gone = wired.order("POST", f"{F}/sites/site-0/revoke")
+    assert gone.json == {"name": "site-0", "revoked": True}
+    assert wired.order("POST", f"{F}/sites/site-0/revoke").code == "E0301"
+
+
+def test_who_left_is_told_from_who_was_put_out(wired: Wired) -> None:
+    wired.enrol("site-0").call("POST", "/v1/leave")
+    wired.enrol("site-1")
+    wired.order("POST", f"{F}/sites/site-1/revoke")
+    wired.enrol("site-2")
+    told = {one["name"]: one["departure"] for one in wired.order("GET", f"{F}/sites").json}
+    assert told == {"site-0": "left", "site-1": "revoked", "site-2": None}
 
 
 def test_operator_orders(wired: Wired) -> None:

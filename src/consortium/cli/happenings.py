@@ -8,6 +8,7 @@ from typing import Any
 from consortium.cli import words
 
 Event = dict[str, Any]
+UNNAMED = "a site"  # what the coordinator calls each one, for whoever may not inspect them
 _MOST_NAMES = 8
 
 
@@ -23,22 +24,42 @@ def happening(event: Event, *, opened_ms: int) -> str | None:
     return name if tell is None else tell(event)
 
 
+def folded(listed: list[str]) -> list[str]:
+    """Names as they are; of sites without names, how many they are."""
+    count = listed.count(UNNAMED)
+    return listed if count < 2 else [f"{count} sites"]
+
+
 def _names(listed: list[str]) -> str:
+    listed = folded(listed)
     more = len(listed) - _MOST_NAMES
     return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def _after(listed: list[str]) -> str:
+    """Names after a number that says how many."""
+    return "" if UNNAMED in listed else f": {_names(listed)}"
+
+
+# Of single sites the coordinator tells no numbers to whoever may not inspect them.
+
+
+def _received(event: Event) -> str:
+    digest = event.get("update")
+    return "update received" + (f": {words.short(digest)}" if digest else "")
+
+
 def _accepted(event: Event) -> str:
     parts = []
-    if event["weight"] is not None:
+    if event.get("weight") is not None:
         parts.append(f"weight {event['weight']:g}")
-    if event["norm"] is not None:
+    if event.get("norm") is not None:
         parts.append(f"norm {event['norm']:.4g}")
     return f"update accepted{': ' if parts else ''}{', '.join(parts)}"
 
 
 def _evaluated(event: Event) -> str:
-    return f"evaluated on {event['samples']} records"
+    return f"evaluated on {event['samples']} records" if "samples" in event else "evaluated"
 
 
 def _aggregated(event: Event) -> str:
@@ -53,18 +74,18 @@ _TELL: dict[str, Callable[[Event], str]] = {
     "RoundOpened": lambda e: f"opened from version {e['version']}, quorum {e['quorum']}",
     "SelectionStarted": lambda e: f"seed drawn: {words.short(e['seed'])}",
     "SitesInvited": lambda e: (
-        f"{len(e['seats'])} of {e['eligible']} invited: {_names(e['seats'])}; "
+        f"{len(e['seats'])} of {e['eligible']} invited{_after(e['seats'])}; "
         f"deadline +{e['deadline']}"
     ),
     "BackupsInvited": lambda e: f"backups invited: {_names(e['seats'])}",
     "DeadlineExtended": lambda e: f"deadline extended to +{e['deadline']}",
-    "UpdateReceived": lambda e: f"update received: {words.short(e['update'])}",
+    "UpdateReceived": _received,
     "UpdateAccepted": _accepted,
     "UpdateRejected": lambda e: f"update rejected: {words.plain(e['fault'])}",
     "UpdateExcluded": lambda e: f"update excluded, it stands out: {words.plain(e['fault'])}",
     "SiteDropped": lambda e: f"fell out: {words.plain(e['failure'])}",
     "CohortTrained": lambda e: f"{len(e['seats'])} simulated sites trained",
-    "RoundClosed": lambda e: f"closed with {len(e['members'])} members: {_names(e['members'])}",
+    "RoundClosed": lambda e: f"closed with {len(e['members'])} members{_after(e['members'])}",
     "MemberRemoved": lambda _: "taken out: it was revoked before the sum",
     "UpdatesScreened": lambda e: f"screened, {e['count_left']} left",
     "Aggregated": _aggregated,

@@ -51,11 +51,13 @@ def invite(
 
 @command
 def revoke(name: SiteName, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
-    """Put a site out, from its next request on. An open round goes on without it."""
+    """Put a site out, from its next request on, or void an invitation that nobody has used.
+    An open round goes on without it."""
     with operator(coordinator) as found:
         path = f"{found.federation(federation)}/sites/{quote(name, safe='')}/revoke"
         told = found.post(path)
-    data(f"{name} is out")
+    has_joined = told.get("had_joined", True)
+    data(f"{name} is out" if has_joined else f"{name} has not joined: its invitation is void")
     envelope("revoke", told)
 
 

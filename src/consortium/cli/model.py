@@ -69,10 +69,11 @@ def download(
 def rollback(
     version: Version, coordinator: Folder = DEFAULT_FOLDER, federation: Named = None
 ) -> None:
-    """Let the next round start from this version. Nothing is deleted."""
+    """Let the next round start from this version, and sites move to it if none follows.
+    Nothing is deleted."""
     with operator(coordinator) as found:
         raw = found.post(f"{found.federation(federation)}/models/{version}/rollback")
-    data(f"the next round starts from version {version}, {words.short(raw['digest'])}")
+    data(_rolled_back(version, raw))
     envelope("model rollback", raw)
 
 
@@ -107,6 +108,13 @@ def export(
         write_onnx(fetched.read_bytes(), file, plan, sample, task=str(found.get(place)["task"]))
     data(str(file))
     envelope("model export", {"file": str(file), "version": version, "sha256": model.digest})
+
+
+def _rolled_back(version: int, raw: dict[str, Any]) -> str:
+    told = f"version {version}, {words.short(raw['digest'])}"
+    if raw.get("is_last", False):
+        return f"sites move to {told}; the federation is finished: no round follows"
+    return f"the next round starts from {told}"
 
 
 def _model(coordinator: Path, federation: str | None, version: int) -> tuple[Model, dict[str, Any]]:

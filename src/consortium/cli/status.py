@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from consortium.cli import words
+from consortium.cli.happenings import UNNAMED, folded
 from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, Operator, operator
 from consortium.cli.report import at_once, command, data, envelope
 from consortium.cli.sheet import Grid, Sheet, show, terminal
@@ -225,13 +226,14 @@ def warnings(sentences: list[str]) -> list[str]:
 
 def names(listed: list[str]) -> str:
     """Names in a line, not more than fit."""
+    listed = folded(listed)
     shown = listed[:_MOST_NAMES]
     more = len(listed) - len(shown)
     return ", ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
 def _listed(listed: list[str]) -> str:
-    return f": {names(listed)}" if listed else ""
+    return f": {names(listed)}" if listed and UNNAMED not in listed else ""
 
 
 def status_line(told: Status) -> str:
@@ -254,10 +256,13 @@ def sites_grid(sites: list[Site], now_ms: int) -> Grid:
 
 def _seen(site: Site, now_ms: int) -> str:
     if site.revoked_ms is not None:
-        return "revoked"
+        return words.plain(site.departure or "revoked")
     if site.seat is None:
         return "not yet joined"
     seen = words.ago(site.seen_ms, now_ms)
-    if site.listens is not None:
+    if site.unreached is not None:
+        since = words.span(now_ms - site.unreached.since_ms)
+        seen = f"{seen}; cannot be called at {site.listens} for {since}: {site.unreached.why}"
+    elif site.listens is not None:
         seen = f"{seen}, called at {site.listens}"
     return seen if site.objection is None else f"{seen}; {words.objection(site.objection)}"

@@ -63,6 +63,11 @@ class Status(Told):
     protects: list[str]
 
 
+class Unreached(Told):
+    since_ms: int
+    why: str
+
+
 class Site(Told):
     name: str
     seat: int | None
@@ -71,7 +76,9 @@ class Site(Told):
     revoked_ms: int | None
     seen_ms: int | None
     objection: str | None
+    departure: str | None = None  # how it came to be out
     listens: str | None = None  # where it is called
+    unreached: Unreached | None = None  # it cannot be called
 
 
 class Tensor(Told):

@@ -27,9 +27,11 @@ CONNECT_S, HANDSHAKE_S = 10.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A site that listens: its id, its name, its key, and where it listens."""
+    """A site that listens: its id, its federation's id, its name, its key, and where it
+    listens."""
 
     site: str
+    federation: str
     name: str
     key: bytes
     url: str

@@ -27,6 +27,7 @@ LEAST_S, MOST_S = 0.2, 10.0  # between calls that fail
 UPGRADE_S = 10.0
 _ENOUGH_S = 1.0  # a line that lasts as long was not refused
 _MOST_HEAD_BYTES = 8 << 10
+_MOST_SHOWN = 120  # letters of a trouble, for people
 UPGRADE = "consortium-line/1"
 _REQUEST = (
     "POST /v1/line HTTP/1.1\r\nHost: site\r\nConnection: Upgrade\r\n"
@@ -90,13 +91,14 @@ class Lines:
 
     def _targets(self) -> dict[str, Target]:
         rows = self._office.registry.listening()
-        return {row.id: Target(row.id, row.name, row.key, url) for row, url in rows}
+        return {row.id: Target(row.id, row.federation, row.name, row.key, url) for row, url in rows}
 
     def _reconcile(self, wanted: dict[str, Target]) -> None:
         for site, called in list(self._called.items()):
             if wanted.get(site) != called.target:
                 called.end()
                 del self._called[site]
+                self._tell(called.target, None)
         for site, target in wanted.items():
             if site not in self._called:
                 called = self._called[site] = _Called(target)
@@ -135,7 +137,8 @@ class Lines:
         return line
 
     def _note(self, called: _Called, trouble: str) -> None:
-        """Tell of a change, not of every attempt."""
+        """Log a change, not every attempt. A site with one line open can be called."""
+        self._tell(called.target, None if not trouble or called.lines else _shown(trouble))
         if trouble == called.trouble:
             return
         called.trouble, told = trouble, {"site": called.target.name}
@@ -143,6 +146,12 @@ class Lines:
             _log.warning("cannot call %s: %s", called.target.name, trouble, extra=told)
         else:
             _log.info("%s is called again", called.target.name, extra=told)
+
+    def _tell(self, target: Target, trouble: str | None) -> None:
+        """What the federation's operator sees of it in the list of sites."""
+        for teller in self._office.tellers():
+            if teller.desk.id == target.federation:
+                teller.note_call(target.site, trouble)
 
 
 class Line(asyncio.Protocol):
@@ -214,3 +223,8 @@ class Line(asyncio.Protocol):
 
 def _is_taken(head: bytes) -> bool:
     return head.startswith(b"HTTP/1.1 101 ")
+
+
+def _shown(trouble: str) -> str:
+    """What can be printed of a text, and not more than fits."""
+    return "".join(one for one in trouble if one.isprintable())[:_MOST_SHOWN]

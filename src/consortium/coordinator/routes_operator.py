@@ -30,11 +30,12 @@ VersionPath = Annotated[int, Path(ge=0, lt=1 << 62, description="the model's ver
 
 
 async def _named(request: Request, name: NamePath) -> Teller:
-    """The federation of the path: the gate has found it, and that this may be done there."""
-    found = visit_of(request).place
-    if found is None or found.desk.name != name:
+    """The federation of the path: the gate has found it, and that this may be done there. What
+    it tells is what the caller may know."""
+    visit = visit_of(request)
+    if visit.place is None or visit.place.desk.name != name:
         raise InternalError("the gate has let somebody into another federation")
-    return found
+    return visit.place.seen_by(visit.who)
 
 
 Named = Annotated[Teller, Depends(_named)]
@@ -89,7 +90,8 @@ async def rounds(request: Request, teller: Named) -> Response:
 
 @routes.get(f"{_F}/rounds/{{number}}", **declared(Action.LOOK, None, "view"))
 async def one_round(request: Request, teller: Named, number: RoundPath) -> Response:
-    """One round with every site's part."""
+    """One round with every site's part, for whoever may inspect sites; without names and
+    single sites' numbers for others."""
     return await _look(request, teller, lambda one: one.round(number))
 
 
@@ -129,7 +131,7 @@ async def sites(request: Request, teller: Named) -> Response:
 
 @routes.post(f"{_F}/models/{{version}}/rollback", **declared(Action.RUN, None, "view"))
 async def rollback(request: Request, teller: Named, version: VersionPath) -> Response:
-    """The next round starts from this version."""
+    """The next round starts from this version; sites move to it when none follows."""
     return await _order(request, teller, lambda one: one.rollback(version))
 
 
@@ -141,7 +143,7 @@ async def hold(request: Request, teller: Named) -> Response:
 
 @routes.post(f"{_F}/resume", **declared(Action.RUN, None, "view"))
 async def resume(request: Request, teller: Named) -> Response:
-    """Go on after a hold."""
+    """Go on after a hold. Refused when the federation is finished."""
     return await _order(request, teller, Teller.resume)
 
 
@@ -185,5 +187,5 @@ async def listens(request: Request, teller: Named, site: SiteNamePath) -> Respon
 
 @routes.post(f"{_F}/sites/{{site}}/revoke", **declared(Action.REVOKE, None, "view"))
 async def revoke(request: Request, teller: Named, site: SiteNamePath) -> Response:
-    """Out, from the next request on."""
+    """Out, from the next request on; an invitation that nobody has used is void."""
     return await _order(request, teller, lambda one: one.revoke(site))

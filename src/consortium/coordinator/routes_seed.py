@@ -11,6 +11,7 @@ from consortium.coordinator.bodies import whole
 from consortium.coordinator.described import declared
 from consortium.coordinator.edge import edge_of, told
 from consortium.coordinator.gate import GuardedRoute, Visit, visit_of
+from consortium.coordinator.telling import View
 from consortium.plan.values import DEPLOYMENT_KEYS
 from consortium.wire.messages import (
     MAX_JSON_BYTES,
@@ -36,8 +37,12 @@ async def start(request: Request) -> Response:
 async def status(request: Request) -> Response:
     """The status of every federation that the caller may see."""
     edge, visit = edge_of(request), visit_of(request)
-    views = await edge.threads.read(lambda: [one.status() for one in visit.tellers()])
+    views = await edge.threads.read(lambda: _seen(visit))
     return JSONResponse({"federations": views})
+
+
+def _seen(visit: Visit) -> list[View]:
+    return [one.seen_by(visit.who).status() for one in visit.tellers()]
 
 
 @routes.post("/client/register", **declared(Action.TAKE_PART, ClientRegister, ClientRegistered))
