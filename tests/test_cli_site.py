@@ -208,6 +208,13 @@ def test_policy_is_shown_changed_and_checked(small: Small) -> None:
     wrong = site.command("site", "policy", "--set", "min_site=2")
     assert wrong.returncode == 3
     assert "did you mean min_sites?" in wrong.stderr
+    listed = site.command("--json", "site", "policy", "--set", "may_leave=update, scores")
+    assert json.loads(listed.stdout)["data"]["may_leave"] == ["update", "scores"]
+    listed = site.command("--json", "site", "policy", "--set", 'may_leave=["update"]')
+    assert json.loads(listed.stdout)["data"]["may_leave"] == ["update"]
+    listed = site.command("--json", "site", "policy", "--set", "may_leave=")
+    assert json.loads(listed.stdout)["data"]["may_leave"] == ["update", "weight", "scores"]
+    assert site.command("site", "policy", "--set", "may_leave=updates").returncode == 3
     assert site.command("site", "policy", "--set", "max_rounds=1").returncode == 0
     refused = site.command("site", "approve", "--task", "0" * 64)
     assert refused.returncode == 5
@@ -228,6 +235,39 @@ def test_outbox_model_and_hold(tmp_path: Path) -> None:
         _look_at(sites[0], tmp_path)
     finally:
         small.end()
+
+
+def test_status_tells_what_is_wrong_until_it_is_over(tmp_path: Path) -> None:
+    small = found(tmp_path, rounds=900, quorum=1)
+    try:
+        site = small.add("one")
+        assert site.command("site", "policy", "--set", "min_sites=1").returncode == 0
+        site.data.unlink()
+        site.agent.start()
+        wait_for(lambda: "E0204" in site.agent.log.read_text())
+        assert re.search(r"trouble +\[E0204\] round \d+: site one: train failed", _status(site))
+        told = [json.loads(line) for line in site.agent.log.read_text().splitlines()]
+        failed = [one["text"] for one in told if one["code"] == "E0204"]
+        assert str(site.home.resolve() / "child.log") in failed[0]
+        assert "Traceback" in (site.home / "child.log").read_text()
+        once = [(one["round"], one["text"]) for one in told if one["round"]]
+        assert len(set(once)) == len(once)  # each is said once a round
+        site.data.write_text("x\n1\n")
+        wait_for(lambda: "trouble" not in _status(site))
+        _revoke(small, "one")
+        wait_for(lambda: re.search(r"trouble +\[E08\d\d\] ", _status(site)), 40.0)
+    finally:
+        small.end()
+
+
+def _status(site: Site) -> str:
+    return site.command("site", "status").stdout
+
+
+def _revoke(small: Small, name: str) -> None:
+    words = ["revoke", name, "--coordinator", str(small.data)]
+    done = subprocess.run([*CONSORTIUM, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def _look_at(site: Site, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from consortium.coordinator.lines import _shown
 from consortium.crypto.authority import Authority
 from consortium.crypto.keyfile import read_secret
 from consortium.drive.clock import SystemClock
@@ -115,9 +116,11 @@ def test_killed_site_that_listens_is_called_again(tmp_path: Path) -> None:
             network.join(name)
         network.wait_for_rounds(2)
         network.kill("site-1")
-        network.start_site("site-1")
+        network._start("site-1", ["agent", "--home", "site-1"], network.folder)  # as before
         done = network.status()["rounds"]["done"]
         network.wait_for_rounds(done + 3)
+        told = run(["--json", "doctor", "--home", "site-1"], network.folder)  # there is no way out
+        assert json.loads(told)["data"]["failed"] == 0
         network.kill("coordinator")
         network.start_coordinator()
         network.wait_for_rounds(done + 6)
@@ -203,7 +206,39 @@ def test_site_that_is_to_connect_gets_nowhere(tmp_path: Path) -> None:
         network.start_coordinator()
         network.join("site-0")
         network.kill("site-0")
-        network._start("site-0", ["agent", "--home", "site-0"], network.folder)
+        outward = ["agent", "--home", "site-0", "--listen", "none"]
+        network._start("site-0", outward, network.folder)
         wait_until(lambda: "does not answer" in network.tail("site-0"), 30.0, "no way out")
         with pytest.raises(ProcessesError):
             wait_until(network.is_finished, 2.0, "the study ends")
+
+
+def test_site_that_cannot_be_called_is_shown_to_the_lead(tmp_path: Path) -> None:
+    shape = Shape(sites=2, rounds=200, quorum=2, pace_s=0.2)
+    with called(tmp_path / "n", shape, ["site-0"]) as network:
+        network.start_coordinator()
+        network.join("site-0")
+        wait_until(lambda: _site(network)["roster"][0]["seen_ms"], 20.0, "it is called")
+        wait_until(lambda: _unreached(network) is None, 20.0, "the lead sees that")
+        network.ask("listens", "site-0", NOWHERE)
+        wait_until(lambda: _unreached(network) is not None, 20.0, "the lead is told")
+        told = _unreached(network)
+        assert told["why"] == "Connection refused"
+        wait_until(lambda: _site(network)["now_ms"] - told["since_ms"] > 2000, 20.0, "time passes")
+        assert _unreached(network)["since_ms"] == told["since_ms"]
+        network.ask("listens", "site-0", f"https://127.0.0.1:{network.listening['site-0']}")
+        wait_until(lambda: _unreached(network) is None, 20.0, "it is called again")
+
+
+def _unreached(network: Called) -> Any:
+    return _site(network)["roster"][0]["unreached"]
+
+
+def _site(network: Called) -> Any:
+    """The federation, with its only site on the roster."""
+    return json.loads(network.ask("status", "--sites"))["data"]["federations"][0]
+
+
+def test_what_is_told_of_a_trouble_can_be_printed_and_is_short() -> None:
+    assert _shown("no\x1b[31m way\n\u202e") == "no[31m way"
+    assert len(_shown("x" * 5000)) == 120

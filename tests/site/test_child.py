@@ -35,6 +35,7 @@ from consortium.errors import (
 )
 from consortium.model import Layout, digest_of, load_model, save_model
 from consortium.plan.strategy import VARIATE
+from consortium.site import jobs as j
 from consortium.site import process
 from consortium.site.home import HERE, SiteHome
 from consortium.site.workshop import Use, Workshop, failure_of
@@ -637,3 +638,20 @@ def test_the_arrays_of_a_numpy_task_are_exported(tmp_path: Path) -> None:
             shop.predict(use, Path(made.home.enrolment.data), tmp_path / "out.csv")
     arrays = load_tensors((tmp_path / "model.safetensors").read_bytes())
     assert sorted(arrays) == ["bias", "weights"]
+
+
+def test_more_scores_than_were_approved_do_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task's process is not believed: numbers beyond its metrics could carry anything."""
+    made = lab(tmp_path)
+    shop = Workshop(made.home, made.reviewed)
+    sums = [0.5] * len(made.lock.metrics)
+    for candidate, base in ((sums, sums), ([*sums, 4711.0], sums), (sums, [])):
+        scores = j.Scores(samples=3, candidate=candidate, base=base)
+        monkeypatch.setattr(shop, "_answered", lambda _, told=scores: told)
+        if candidate == base:
+            assert shop.evaluate(1, SEAT, made.first, (made.first, 0), (None, None)).samples == 3
+            continue
+        with pytest.raises(TaskResultError, match="other scores"):
+            shop.evaluate(1, SEAT, made.first, (made.first, 0), (None, None))

@@ -7,16 +7,27 @@ from dataclasses import replace
 from hashlib import sha256
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from consortium.bundle import Bundle
 from consortium.core.ids import Digest
+from consortium.core.site_facts import ScoreSpooled
 from consortium.drive.lock import make_lock
 from consortium.drive.study import load_study
 from consortium.errors import UsageError, VerificationError
 from consortium.model import digest_of
 from consortium.plan.values import Plan
-from consortium.site.policy import Policy
-from consortium.site.review import ReviewedStudy, file_text, printable, review_text, verify_study
+from consortium.site.outbox import score_body
+from consortium.site.policy import Policy, update_bytes
+from consortium.site.review import (
+    ReviewedStudy,
+    file_text,
+    printable,
+    review_text,
+    score_bytes,
+    verify_study,
+)
 from consortium.tasks import Inventory
 from consortium.tensors import TensorSpec
 from consortium.wire.messages import StudySheet
@@ -44,6 +55,25 @@ def _verified(parts: Parts) -> ReviewedStudy:
     given = {name: digest_of(data).hex() for name, data in parts.items() if name != "task"}
     sheet = StudySheet(task=parts["task"].hex(), **given)
     return verify_study(sheet, parts["plan"], parts["layout"], parts["bundle"], parts["lock"])
+
+
+def test_bytes_that_leave_are_bounded_with_their_scores(parts: Parts) -> None:
+    study = _verified(parts)
+    rounds, metrics = study.plan.federation.rounds, len(study.lock.metrics)
+    update = update_bytes(study.plan, study.layout)
+    sums = (-1.2345678901234567e-300,) * metrics
+    fact = ScoreSpooled(1, Digest(b"m" * 32), (1 << 62) - 1, sums, sums, 0)
+    score = len(score_body(fact))
+    text = review_text(study)
+    assert f"at most {update:,} bytes of update and {score:,} bytes of scores a round" in text
+    assert f"{(update + score) * rounds:,} bytes in {rounds} rounds" in text
+    assert "not in these bytes" in text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_no_score_has_more_bytes_than_the_screen_says(number: float) -> None:
+    fact = ScoreSpooled(1, Digest(b"m" * 32), (1 << 62) - 1, (number,) * 2, (number,) * 2, 0)
+    assert len(score_body(fact)) <= score_bytes(2)
 
 
 def test_a_study_whose_parts_fit_is_taken(parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from consortium.errors import ConsortiumError, NotEnrolledError
 
 if TYPE_CHECKING:
     from consortium.site.home import SiteHome
+    from consortium.site.way import Where
 
 HomeFolder = Annotated[
     Path,
@@ -32,12 +34,14 @@ UntilFinished = Annotated[
 Listen = Annotated[
     str | None,
     typer.Option(
-        metavar="HOST:PORT",
+        metavar="HOST:PORT|none",
         envvar="CONSORTIUM_LISTEN",
-        help="Connect to nobody: wait here for the coordinator's calls.",
+        help="Connect to nobody: wait here for the coordinator's calls, from now on; "
+        "none: connect outward again.",
     ),
 ]
 DEFAULT_HOME = Path("site")
+OUTWARD = "none"  # instead of an address to listen at
 
 
 @command
@@ -73,7 +77,6 @@ def agent(
 def run_agent(home: SiteHome, *, until_finished: bool, listen: str | None = None) -> None:
     """Work until a signal comes, or the federation is over."""
     from consortium.cli.agent_voice import AgentVoice
-    from consortium.cli.listen import parse_listen
     from consortium.site.agent import Agent, leave_marker
 
     held = home.enrolment
@@ -81,14 +84,14 @@ def run_agent(home: SiteHome, *, until_finished: bool, listen: str | None = None
         raise NotEnrolledError(
             f"{held.name} has left {held.federation_name}", hint="consortium join TOKEN --home DIR"
         )
-    interrupted = False
+    interrupted, where = False, way_of(home, listen)
     with AgentVoice() as voice:
         made = Agent(
             home,
             on_event=voice.event,
             on_work=voice.work,
             until_finished=until_finished,
-            listen=None if listen is None else parse_listen(listen),
+            listen=where,
         )
 
         def end(number: int, _: object) -> None:
@@ -97,7 +100,8 @@ def run_agent(home: SiteHome, *, until_finished: bool, listen: str | None = None
             signal.signal(signal.SIGINT, signal.default_int_handler)  # twice means now
             made.stop()
 
-        say(f"{held.name} in {held.federation_name}; Ctrl-C ends, consortium agent goes on")
+        say(f"{held.name} in {held.federation_name}; Ctrl-C ends, {agent_command(home)} goes on")
+        say(way_in_one_line(home, where))
         say(f"tasks here: {isolation_in_one_line(home)}")
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -107,6 +111,33 @@ def run_agent(home: SiteHome, *, until_finished: bool, listen: str | None = None
                 signal.signal(number, handler)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def way_of(home: SiteHome, listen: str | None) -> Where | None:
+    """Where to wait for calls: as `--listen` says, else as before; None: connect outward."""
+    from consortium.cli.listen import parse_listen
+    from consortium.site.way import listens_at
+
+    if listen is None:
+        return listens_at(home)
+    return None if listen == OUTWARD else parse_listen(listen)
+
+
+def way_in_one_line(home: SiteHome, where: Where | None) -> str:
+    """Who connects to whom, and how that is changed."""
+    from consortium.site.way import written
+
+    if where is None:
+        return f"connects outward to {home.enrolment.url}"
+    back = f"{agent_command(home)} --listen {OUTWARD}"
+    return f"listens at {written(where)} and connects to nobody, also next time, until {back}"
+
+
+def agent_command(home: SiteHome) -> str:
+    """What starts the agent of this home, from here."""
+    if home.path == DEFAULT_HOME.resolve():
+        return "consortium agent"
+    return f"consortium agent --home {shlex.quote(str(home.path))}"
 
 
 def isolation_in_one_line(home: SiteHome) -> str:

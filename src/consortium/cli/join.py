@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from consortium.cli.agent import DEFAULT_HOME, HomeFolder, Listen, Reports, UntilFinished, run_agent
+from consortium.cli.agent import (
+    DEFAULT_HOME,
+    HomeFolder,
+    Listen,
+    Reports,
+    UntilFinished,
+    run_agent,
+    way_of,
+)
 from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.errors import NoModelError, UnreachableError, UsageError
 
@@ -55,6 +63,7 @@ def join(
     from consortium.drive.clock import SystemClock
     from consortium.site.enrol import join as take_place
     from consortium.site.report import add_to_report
+    from consortium.site.way import keep_way
     from consortium.wire.token import read_token
 
     at_once()
@@ -69,6 +78,8 @@ def join(
         _look_at(joined.home, study, approve)
     if start:
         run_agent(joined.home, until_finished=until_finished, listen=listen)
+    elif listen is not None:
+        keep_way(joined.home, way_of(joined.home, listen))
     held = joined.home.enrolment
     told = {"site": held.name, "federation": held.federation_name, "words": list(held.words)}
     envelope("join", {**told, "home": str(joined.home.path)})

@@ -8,10 +8,12 @@ from pathlib import Path
 from consortium.cli import checkup
 from consortium.cli.checkup import Check
 from consortium.cli.operator import DEFAULT_FOLDER, OPERATOR_FILE, read_access
+from consortium.cli.site_checkup import listening
 from consortium.coordinator.uploads import RESERVE_BYTES
 from consortium.errors import ConsortiumError, NotEnrolledError
 from consortium.site.home import DEFAULT_HOME, SiteHome, is_home
 from consortium.site.transport import Client, verified_context
+from consortium.site.way import listens_at
 
 _START = "consortium serve"
 _RENEW = "consortium agent renews it while it runs; if it has expired, join again in a new home"
@@ -56,6 +58,19 @@ def _coordinator(folder: Path) -> Iterator[Check]:
 
 def _site(folder: Path) -> Iterator[Check]:
     home = SiteHome.open(folder)
+    where = listens_at(home)
+    yield from _reaching(home) if where is None else listening(home, where)
+    yield checkup.disk(folder)
+    yield checkup.certificate("authority", home.authority_file, _NEW_AUTHORITY)
+    yield checkup.certificate("certificate", home.certificate_file, _RENEW)
+    yield checkup.database(folder / "log.sqlite")
+    yield checkup.secrets([folder / "site.toml", *sorted((folder / "keys").iterdir())])
+    yield _records(home.enrolment.data)
+    yield from _isolation(home)
+
+
+def _reaching(home: SiteHome) -> Iterator[Check]:
+    """What a site needs that connects outward."""
     url, authority = home.enrolment.url, home.authority_file.read_bytes()
     client = Client(url, verified_context(authority))
     try:
@@ -67,13 +82,6 @@ def _site(folder: Path) -> Iterator[Check]:
         yield from checkup.reachability(url, lambda: verified_context(authority), client, start)
     finally:
         client.close()
-    yield checkup.disk(folder)
-    yield checkup.certificate("authority", home.authority_file, _NEW_AUTHORITY)
-    yield checkup.certificate("certificate", home.certificate_file, _RENEW)
-    yield checkup.database(folder / "log.sqlite")
-    yield checkup.secrets([folder / "site.toml", *sorted((folder / "keys").iterdir())])
-    yield _records(home.enrolment.data)
-    yield from _isolation(home)
 
 
 def _isolation(home: SiteHome) -> Iterator[Check]:

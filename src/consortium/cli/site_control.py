@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from consortium.cli.agent import DEFAULT_HOME, HomeFolder, isolation_in_one_line
+from consortium.cli.agent import (
+    DEFAULT_HOME,
+    HomeFolder,
+    agent_command,
+    isolation_in_one_line,
+    way_in_one_line,
+)
 from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.cli.site_review import site_of
 from consortium.errors import (
@@ -108,7 +114,9 @@ def status(home: HomeFolder = DEFAULT_HOME) -> None:
 def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
     from consortium.cli.words import ago, short, size
     from consortium.site.agent import leave_marker
+    from consortium.site.home import has_agent
     from consortium.site.studies import held_model, held_study
+    from consortium.site.way import listens_at
 
     held, state, now_ms = home.enrolment, machine.state, machine.clock.now_ms()
     study, model = held_study(home), held_model(home)
@@ -123,7 +131,9 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
         "site": held.name,
         "federation": f"{held.federation_name} at {held.url}",
         "doing": "it has left" if leave_marker(home).exists() else doing,
-        "agent": "runs" if _has_agent(home) else "does not run: consortium agent",
+        "trouble": _troubles(home, now_ms),
+        "agent": "runs" if has_agent(home.path) else f"does not run: {agent_command(home)}",
+        "way": way_in_one_line(home, listens_at(home)),
         "study": approval,
         "model": None if model is None else f"version {model.version} ({short(model.model)})",
         "records": held.data or "not set: consortium agent --data FILE",
@@ -132,6 +142,19 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
         "tasks": isolation_in_one_line(home),
         "disk": f"{size(shutil.disk_usage(home.path).free)} free",
     }
+
+
+def _troubles(home: SiteHome, now_ms: int) -> str | None:
+    """What the agent says is wrong and not over; None: nothing."""
+    from consortium.cli.words import ago
+    from consortium.site.review import printable
+    from consortium.site.troubles import noted
+
+    told = []
+    for one in noted(home):
+        where = f"round {one.round}: " if one.round else ""
+        told.append(f"[{one.code}] {where}{printable(one.text)}, {ago(one.at_ms, now_ms)}")
+    return "; ".join(told) or None
 
 
 def _witnessed() -> Any:  # a class of facts, imported when it is needed
@@ -148,19 +171,6 @@ def _doing(machine: Machine) -> str:
         told = f"; round {state.unsettled} is not over" if state.unsettled else ""
         return f"waiting to be asked{told}"
     return f"round {state.round}: {state.stage.value}"
-
-
-def _has_agent(home: SiteHome) -> bool:
-    from consortium.site.home import SiteHome as Home
-
-    probe = Home.open(home.path)
-    try:
-        probe.lock()
-    except StoreFailedError:
-        return True
-    finally:
-        probe.close()
-    return False
 
 
 @command
@@ -259,6 +269,9 @@ def policy(
         envelope("site policy", told)
 
 
+_LISTS = ("tasks", "may_leave", "readable")  # words with commas between will do
+
+
 def _setting(text: str) -> tuple[str, object]:
     """A key and its value: as TOML has it, or a bare word. Nothing at all: the default."""
     from consortium.plan.toml import parse_toml
@@ -271,7 +284,7 @@ def _setting(text: str) -> tuple[str, object]:
     try:
         return name, parse_toml(f"value = {value}")["value"]
     except ValueError:
-        return name, value
+        return name, [one.strip() for one in value.split(",")] if name in _LISTS else value
 
 
 def _shown(value: object) -> str:

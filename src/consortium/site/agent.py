@@ -26,6 +26,7 @@ from consortium.site.port import Port
 from consortium.site.studies import Studies, held_model
 from consortium.site.tools import Situation, Tools
 from consortium.site.transfer import Transfer
+from consortium.site.way import keep_way, written
 from consortium.site.worker import Worker
 
 _LOOK_S = 0.25
@@ -69,9 +70,11 @@ class Agent:
         self._listener = Listener(self.tools, self.situation)
         self._worker = Worker(self.tools, self.situation)
         self._port: Port | None = None
+        self._host = ""
         if listen is not None and lines is not None:
             called = Called(self.tools, self.situation)
             self._port = Port(home, *listen, lines, called.train)
+            self._host = listen[0]
         self._until_finished = until_finished
         self._was_told = False
         self._error: BaseException | None = None
@@ -80,10 +83,14 @@ class Agent:
         """Work. Raises what it cannot go on after."""
         tools = self.tools
         tools.home.lock()
+        where = None if self._port is None else (self._host, self._port.port)
+        keep_way(tools.home, where)
         self._settle_again()
         threads = [self._thread(self._listener.run), self._thread(self._worker.run)]
-        if self._port is not None:
-            tools.tell(Event(Kind.LISTENS, f"called at port {self._port.port}"))
+        if self._port is not None and where is not None:
+            tools.tell(
+                Event(Kind.LISTENS, f"waiting for the coordinator's calls at {written(where)}")
+            )
             threads.append(self._thread(self._port.run))
         try:
             while not tools.stop.is_set():

@@ -12,6 +12,8 @@
     receipts/         proofs that the coordinator's log has this site's updates
     work/             what the task's process may write to; it goes with the process
     child.log         what the task printed; it may show records
+    listen.json       where it waits for calls, if it does (`way.py`); heard: when it last was
+    trouble-*.json    what is wrong now, for people (`troubles.py`)
 
 Every write is durable before anybody relies on it. Commands may work beside the agent: what
 they decide goes through the log.
@@ -279,6 +281,18 @@ def _is_locked(file: IO[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def has_agent(path: Path) -> bool:
+    """Whether an agent runs in this home."""
+    probe = SiteHome.open(path)
+    try:
+        probe.lock()
+    except StoreFailedError:
+        return True
+    finally:
+        probe.close()
+    return False
 
 
 def is_home(path: Path) -> bool:

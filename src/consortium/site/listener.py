@@ -38,6 +38,8 @@ from consortium.site.review import ReviewedStudy
 from consortium.site.studies import NewestModel
 from consortium.site.tools import Situation, Tools, Trouble
 from consortium.site.transport import READ_S
+from consortium.site.troubles import Notice
+from consortium.site.way import note_heard
 from consortium.wire.invitation import Invitation, open_invitation
 from consortium.wire.messages import Answer, Ask, Report, SettledRound, Signature, Taken, WireOffer
 
@@ -51,7 +53,8 @@ class Listener:
 
     def __init__(self, tools: Tools, situation: Situation) -> None:
         self._tools, self._situation = tools, situation
-        self._patience, self._trouble = Patience(), Trouble(tools)
+        self._patience, self._trouble = Patience(), Trouble(tools, "way")
+        self._refusal = Notice(tools.home, "log")
         self._have = ""
         self._cosignature = ""
         self._reported: Reported | None = None
@@ -108,6 +111,7 @@ class Listener:
         client, ask = self._tools.client, self._question()
         read_s = ask.wait_ms / 1000 + READ_S
         answer = client.call("POST", "/v1/ask", ask, reply=Answer, read_s=read_s)
+        note_heard(self._tools.home)
         self._tools.clock.observe(answer.now_ms)
         self._cosignature = ""
         if not self._is_connected:
@@ -152,6 +156,7 @@ class Listener:
             f"this site's log has {self._tools.machine.size} facts, and it has told of {told}"
         )
         self._situation.objection = error
+        self._refusal.write(error, self._tools.clock.now_ms())
         self._tools.client.call("POST", "/v1/ask", self._question(), reply=Answer)
         raise error
 
@@ -164,9 +169,11 @@ class Listener:
         except VerificationError as error:
             if situation.objection is None:
                 self._tools.tell(Event.of(Kind.REFUSED, error))
+                self._refusal.write(error, self._tools.clock.now_ms())
             situation.objection, situation.duty = error, None
             return False
         situation.objection, situation.is_clear, situation.is_current = None, True, True
+        self._refusal.remove()
         is_settled = answer.settled is None or self._settle(answer.settled)
         self._note_model(answer)
         is_taken = self._take_invitation(answer.invitation) and is_settled

@@ -49,7 +49,7 @@ class Port:
 
     def __init__(self, home: SiteHome, host: str, port: int, lines: Lines, train: Train) -> None:
         self._home, self._lines, self.train = home, lines, train
-        self._socket = _listen(host, port)
+        self._socket = take_port(host, port)
         self._socket.settimeout(_LOOK_S)
         self.port = int(self._socket.getsockname()[1])
         self._lock = threading.Lock()
@@ -226,7 +226,8 @@ def _context(home: SiteHome) -> ssl.SSLContext:
     return context
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def take_port(host: str, port: int) -> socket.socket:
+    """A socket that listens there; refused with words where that cannot be."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)

@@ -20,9 +20,10 @@ from consortium.plan.values import Plan
 from consortium.site.home import Enrolment
 from consortium.site.policy import Policy, update_bytes
 from consortium.tasks import Inventory
-from consortium.wire.messages import StudySheet
+from consortium.wire.messages import ScoreNote, StudySheet
 
 _INDENT = " " * 8
+_LONGEST_NUMBER = -2.2250738585072014e-308  # no text of a float has more characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +181,36 @@ def rules_in_words(plan: Plan) -> list[str]:
 
 def _leaves(study: ReviewedStudy, inventory: Inventory | None) -> list[str]:
     plan, layout = study.plan, study.layout
-    most = update_bytes(plan, layout)
     metrics = ", ".join(metric.name for metric in study.lock.metrics)
     lines = inventory_text(inventory or Inventory(layout.specs), plan).splitlines()
     stays = next(at for at, line in enumerate(lines) if line.startswith("STAYS"))
     told = [f"{_INDENT}metrics that are summed: {metrics}"] if plan.evaluation.enabled else []
-    told += [
-        f"LEAVES  in all at most {most:,} bytes an update, {most * plan.federation.rounds:,} bytes "
-        f"in {plan.federation.rounds} rounds; masked: no; noised: no",
-        "LEAVES  that this site is there, what it reports of itself, the code of a failure",
-    ]
+    told += _bounds(study)
     kept = ["STAYS   everything that is not listed under LEAVES, also what the task prints"]
     if inventory is None:
         kept.append("STAYS   private layers; their names are shown once the task may run")
     return [*lines[:stays], *told, *lines[stays:], *kept]
+
+
+def _bounds(study: ReviewedStudy) -> list[str]:
+    """How much leaves at most, as the outbox counts it; and what has no such bound."""
+    plan, rounds = study.plan, study.plan.federation.rounds
+    update = update_bytes(plan, study.layout)
+    score = score_bytes(len(study.lock.metrics)) if plan.evaluation.enabled else 0
+    scores = f" and {score:,} bytes of scores" if score else ""
+    return [
+        f"LEAVES  at most {update:,} bytes of update{scores} a round, "
+        f"{(update + score) * rounds:,} bytes in {rounds} rounds; masked: no; noised: no",
+        "LEAVES  besides, not in these bytes: that this site is there; what it reports of itself, "
+        "when it joins and when that changes; the code of a failure",
+    ]
+
+
+def score_bytes(metrics: int) -> int:
+    """The most bytes that tell a score of so many metrics."""
+    sums = [_LONGEST_NUMBER] * metrics
+    note = ScoreNote(model="0" * 64, samples=(1 << 62) - 1, candidate=sums, base=sums)
+    return len(note.model_dump_json())
 
 
 def _cost() -> list[str]:

@@ -15,6 +15,7 @@ from consortium.site.review import ReviewedStudy
 from consortium.site.studies import NewestModel, Studies
 from consortium.site.transfer import Transfer
 from consortium.site.transport import Client
+from consortium.site.troubles import Notice
 from consortium.wire.invitation import Invitation
 
 
@@ -62,14 +63,17 @@ class Situation:
 class Trouble:
     """Tells of something that is tried again: once, until it is another thing or over."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, sort: str) -> None:
         self._tools = tools
+        self._notice = Notice(tools.home, sort)
         self._told = ""
 
     def tell(self, error: ConsortiumError) -> None:
         if error.code != self._told and not self._tools.stop.is_set():
             self._tools.tell(Event.of(Kind.TROUBLE, error))
+            self._notice.write(error, self._tools.clock.now_ms())
             self._told = error.code
 
     def is_over(self) -> None:
+        self._notice.remove()
         self._told = ""

@@ -22,6 +22,7 @@ from consortium.site.failures import failure_of
 from consortium.site.review import ReviewedStudy
 from consortium.site.studies import held_model
 from consortium.site.tools import Situation, Tools, Trouble
+from consortium.site.troubles import Notice
 from consortium.site.workshop import Workshop
 
 _REST_S = 1.0  # the longest without a look at what is owed
@@ -32,7 +33,8 @@ class Worker:
 
     def __init__(self, tools: Tools, situation: Situation) -> None:
         self._tools, self._situation = tools, situation
-        self._patience, self._trouble = Patience(), Trouble(tools)
+        self._patience, self._trouble = Patience(), Trouble(tools, "work")
+        self._failure = Notice(tools.home, "task")
         self._answers = Answers(tools, self._patience.reset)
         self._lock = threading.Lock()
         self._current: p.SiteWork | None = None  # what the task's process is doing
@@ -162,6 +164,7 @@ class Worker:
             self._current, workshop = work, self._workshop_of(study)
         try:
             yield workshop
+            self._failure.remove()
         except ConsortiumError as error:
             if self._is_wanted(work):
                 assert isinstance(work, p.TrainHere | p.EvaluateHere)
@@ -172,8 +175,13 @@ class Worker:
 
     def _broke(self, number: int, error: ConsortiumError) -> None:
         tools, failure = self._tools, failure_of(error)
-        tools.machine.feed(p.Broke(number, failure, tools.clock.now_ms()))
-        tools.tell(Event.of(Kind.FAILED, error, round=number))
+        now_ms = tools.clock.now_ms()
+        if not tools.machine.feed(p.Broke(number, failure, now_ms)):
+            return  # given up at the same moment: that has been told
+        self._failure.write(error, now_ms, round=number)
+        log = tools.home.child_log
+        more = f"; more in {log}" if log.exists() else ""
+        tools.tell(Event(Kind.FAILED, f"{error.message}{more}", number, error.code))
 
     def _workshop_of(self, study: ReviewedStudy) -> Workshop:
         if self._workshop is None or self._workshop.study.sheet != study.sheet:

@@ -27,6 +27,7 @@ from consortium.errors import (
     OnHoldError,
     ResourceLimitError,
     SiteDataError,
+    TaskResultError,
 )
 from consortium.site import jobs as j
 from consortium.site.cells import cell_of, longest_s, refuse_if_open
@@ -166,6 +167,10 @@ class Workshop:
             pending=_hex(states[1]),
         )
         told = self._ask(job, j.Scores)
+        named = len(self._study.lock.metrics)
+        if (len(told.candidate), len(told.base)) != (named, named):
+            # More numbers than were approved could carry anything.
+            raise TaskResultError(f"the task gave other scores than its {named} metrics")
         return MadeScores(told.samples, tuple(told.candidate), tuple(told.base))
 
     def predict(self, use: Use, records: Path, out: Path) -> None:
