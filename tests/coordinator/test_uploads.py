@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_chunks_that_no_request_vouched_for_go_with_the_next_that_does_not_fit(
     assert short.offset(SITE, WHOLE) == (0 if is_killed else 1500)
     assert send(short, DATA[short.offset(SITE, WHOLE) :], short.offset(SITE, WHOLE)) == len(DATA)
     assert short.take(SITE, WHOLE, len(DATA))[1]
+
+
+def test_digest_of_its_own_bytes_does_not_vouch_for_what_lies_before(short: Uploads) -> None:
+    cut = short.receive(SITE, WHOLE, 0)
+    cut.write(bytes(2000))  # other bytes, and the request never ends
+    cut.abandon()
+    assert send(short, DATA[2000:3000], 2000) == 3000  # signed with its own digest
+    incoming = short.receive(SITE, WHOLE, 3000)
+    incoming.write(DATA[3000:])
+    with pytest.raises(UnsignedRequestError):
+        incoming.commit(WHOLE)
+    incoming.abandon()
+    assert short.offset(SITE, WHOLE) == 0
 
 
 def test_request_in_chunks_is_known_by_its_own_digest_as_well(short: Uploads) -> None:
@@ -399,6 +413,31 @@ def test_finished_file_that_a_power_cut_shortened_is_sent_again(
         after.take(SITE, WHOLE, len(DATA))
     assert after.offset(SITE, WHOLE) == 0
     assert send(after, DATA, 0) == len(DATA)
+
+
+@pytest.mark.parametrize(
+    "left", [b"", DATA[:100], bytes(len(DATA))], ids=["empty", "shorter", "zeros"]
+)
+def test_finished_file_that_a_power_cut_has_changed_is_gone_at_the_next_start(
+    uploads: Uploads, tmp_path: Path, left: bytes
+) -> None:
+    """Else nobody could send it again: no one writes beside a finished file."""
+    send(uploads, DATA, 0)
+    uploads.take(SITE, WHOLE, len(DATA))[0].write_bytes(left)
+    after = Uploads(tmp_path / "uploads")
+    assert after.offset(SITE, WHOLE) == 0
+    assert send(after, DATA, 0) == len(DATA)
+    assert after.take(SITE, WHOLE, len(DATA))[1]
+
+
+@pytest.mark.parametrize("days", [0, 2])
+def test_finished_file_is_kept_for_a_day(uploads: Uploads, tmp_path: Path, days: int) -> None:
+    send(uploads, DATA, 0)
+    whole = uploads.take(SITE, WHOLE, len(DATA))[0]
+    then = time.time() - 86_400 * days
+    os.utime(whole, (then, then))
+    after = Uploads(tmp_path / "uploads")
+    assert after.offset(SITE, WHOLE) == (0 if days else len(DATA))
 
 
 def test_note_that_cannot_be_removed_does_not_keep_an_upload_from_being_taken(

@@ -350,6 +350,36 @@ def test_chunk_is_else_signed_with_its_own_digest(
     assert signed_digests(small) == own
 
 
+def test_request_after_one_that_got_lost_is_small(
+    small: Small, transfer: Transfer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a line that is slow or bad, little is to be sent again; on a good one it grows."""
+    monkeypatch.setattr("consortium.site.transfer.MAX_CHUNKS_BYTES", 2 * CHUNK_BYTES)
+    transfer.mark(NAME, marks_of(LARGE))
+    small.cut_up, arrived = ["before"], list[int]()
+    with pytest.raises(UnreachableError):
+        transfer.send(file_of(tmp_path), NAME, round=7, on_arrival=lambda: arrived.append(1))
+    assert arrived == []
+    transfer.send(file_of(tmp_path), NAME, round=7, on_arrival=lambda: arrived.append(1))
+    sizes = [len(heard.body) for heard in small.heard if heard.method == "PATCH"]
+    assert sizes == [2 * CHUNK_BYTES, CHUNK_BYTES, 2 * CHUNK_BYTES, 12_345]
+    assert len(arrived) == 3
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("closed file")])
+def test_progress_that_cannot_be_shown_stops_no_upload(
+    small: Small, transfer: Transfer, tmp_path: Path, error: Exception
+) -> None:
+    transfer.mark(NAME, marks_of(LARGE))
+
+    def show(done: int, of: int) -> None:
+        if done < of:
+            raise error
+
+    transfer.send(file_of(tmp_path), NAME, round=7, on_progress=show)
+    assert bytes(small.uploads[NAME.hex()]) == LARGE
+
+
 def test_file_that_shrinks_while_it_is_sent_is_no_trouble_of_the_line(
     transfer: Transfer, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ RESERVE_BYTES = 64 << 20  # for the log and the registry: they must be able to g
 _MOST_DONE = 512  # digests of a site that are remembered; who sends an older one sends it again
 _LINE_BYTES = 65  # of a digest and its end
 _OWNER_ONLY = 0o600
+_KEPT_S = 86_400  # a finished file that no process came to adopt
 _READ_BYTES = 1 << 18
 _TURNS = 64
 
@@ -74,6 +76,9 @@ class Uploads:
             for told in folder.glob("*/*.at"):  # of bytes that are a blob by now
                 if not told.with_suffix(".part").exists():
                     told.unlink(missing_ok=True)
+            for whole in folder.glob("*/*.whole"):
+                if not _is_sound(whole):
+                    whole.unlink(missing_ok=True)
 
     def path(self, site: str, digest: Digest) -> Path:
         """Where the bytes lie while they come."""
@@ -300,7 +305,9 @@ class Incoming:
                 raise UnsignedRequestError("the body is not the one that was signed")
             if counted.end != self._end:
                 self._count(self._end, self._sum)
-            counted.signed = counted.end, counted.sum
+            # Its own digest alone says nothing of what lies before it.
+            if is_signed or counted.signed[0] == self._start:
+                counted.signed = counted.end, counted.sum
             self.end()
         return counted.end
 
@@ -361,6 +368,14 @@ def _read_back(part: str, digest: Digest, told: bytes) -> _Counted | None:
         found = _hash_of(file.fileno(), 0, int(count))
         is_same = found.hexdigest().encode() == sum
     return replace(_nothing_of(digest), end=int(count), sum=found) if is_same else None
+
+
+def _is_sound(whole: Path) -> bool:
+    """Whether a finished file is what its name says, which a power cut may have changed; and
+    whether anybody may still come for it."""
+    is_recent = time.time() - whole.stat().st_mtime < _KEPT_S
+    with whole.open("rb", buffering=0) as file:
+        return is_recent and _hash_of(file.fileno(), 0, 1 << 62).hexdigest() == whole.stem
 
 
 def _hash_of(handle: int, start: int, end: int) -> _Hash:

@@ -108,7 +108,9 @@ class Answers:
     def _send_update(self, work: p.SendUpdate) -> Event:
         tools, number = self._tools, work.round
         path, update = tools.home.blobs.path(work.update), work.update
-        size = tools.transfer.send(path, update, round=number, on_progress=self._on_sent(work))
+        size = tools.transfer.send(
+            path, update, round=number, on_progress=self._on_sent(work), on_arrival=self._on_way
+        )
         body = Submission(update=work.update.hex(), size_bytes=size)
         request = self._once(work, f"/v1/rounds/{number}/update", body, number)
         self._keep_receipt(work, tools.client.send(request, ReceiptReply))
@@ -173,13 +175,12 @@ class Answers:
         return self._request[1]
 
     def _on_sent(self, work: p.SendUpdate) -> Callable[[int, int], None]:
-        """Between two chunks: a hold stops an upload, too."""
+        """Between two pieces: a hold stops an upload, too."""
         what = f"sending the update of round {work.round}"
 
         def note(done: int, total: int) -> None:
             if self._tools.machine.owed() != work:
                 raise OnHoldError("the update is not to be sent any more")
-            self._on_way()
             self._tools.progress(what, done, total)
 
         return note

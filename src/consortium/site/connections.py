@@ -22,10 +22,12 @@ from consortium.site.address import Address, Proxy
 
 CONNECT_S = 10.0
 WRITE_S = 15.0
+_DEAD_S = 30  # without a sign of life from the other side's system
+_FILE_WRITE_S = 120.0  # for a piece of a file: a slow line's queue may be minutes long
 IDLE_S = 30.0  # less than a coordinator, or what stands before it, keeps a silent connection
 MOST_IDLE = 8
 _TOGETHER_BYTES = 8 << 10  # a body up to this size leaves in one piece with its head
-_PIECE_BYTES = 1 << 16  # of a file: so much within `WRITE_S`, also by a line of 64 kbit/s
+_PIECE_BYTES = 1 << 16  # of a file, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class FilePart:
     def pieces(self) -> Iterator[bytes]:
         """Trouble with the file is no trouble with the line: it is told as what it is."""
         for at in range(self.start, self.end, _PIECE_BYTES):
-            self.on_piece(at)
+            with suppress(OSError, ValueError):  # to show it may fail; that is not the line's fault
+                self.on_piece(at)
             size = min(_PIECE_BYTES, self.end - at)
             try:
                 self.file.seek(at)
@@ -77,6 +80,7 @@ class Connection(HTTPSConnection):
     def connect(self) -> None:
         """As `HTTPSConnection` does it, but so that `cut` finds the socket at any time."""
         HTTPConnection.connect(self)
+        notice_death(self.sock)
         self._check_cut()
         self.sock = self._tls = self._trusted.wrap_socket(
             self.sock,
@@ -113,6 +117,8 @@ class Connection(HTTPSConnection):
         body, self._body = self._body, b""
         if isinstance(body, FilePart):
             super().send(data)
+            assert self._tls is not None
+            self._tls.settimeout(_FILE_WRITE_S)
             for piece in body.pieces():
                 super().send(piece)
         elif len(body) <= _TOGETHER_BYTES:
@@ -206,3 +212,10 @@ class Connections:
         oldest = time.monotonic() - IDLE_S
         while self._idle and self._idle[0][0] < oldest:
             self._idle.pop(0)[1].close()
+
+
+def notice_death(sock: socket.socket) -> None:
+    """A machine that is gone says nothing: what nobody takes for so long ends the connection."""
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, _DEAD_S * 1000)

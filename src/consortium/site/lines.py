@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from consortium.site.address import Address
-from consortium.site.connections import CONNECT_S, Connection
+from consortium.site.connections import CONNECT_S, Connection, notice_death
 
 MOST_WAITING = 8
 _LOOK_S = 0.1  # between looks whether the one who waits is to give up
@@ -67,6 +67,7 @@ class LineConnection(Connection):
 
     def connect(self) -> None:
         self.sock = self._tls = self._lines.take(lambda: self.is_cut)
+        notice_death(self._tls)
         self._check_cut()
 
 

@@ -26,7 +26,7 @@ from consortium.errors import (
 )
 from consortium.site.connections import FilePart
 from consortium.site.response import Response
-from consortium.site.transport import Client
+from consortium.site.transport import READ_S, Client
 from consortium.store.files import FileBlobs
 from consortium.wire.messages import CHUNK_BYTES, MAX_CHUNKS_BYTES, UploadState
 
@@ -34,7 +34,7 @@ OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Marks = Mapping[int, bytes]  # of a file: the digest of its first bytes, by how many they are
 _MARKS_FROM = 2  # the version of the protocol in which a coordinator knows a chunk by them
 _WRITE_BYTES = 1 << 18
-_FLUSH_S = 60.0  # for an answer to chunks: what lies in the system's buffers must leave first
+_SLOWEST = 4096  # bytes a second, of a line whose buffers or proxy took everything at once
 _MOST_CORRECTIONS = 3  # of an offset, without a byte taken in between
 
 
@@ -49,6 +49,7 @@ class Transfer:
         self._client, self._blobs, self._folder = client, blobs, folder
         self._one_at_a_time = threading.Lock()
         self._arrived: Digest | None = None  # the last upload, if it came to its end
+        self._most = MAX_CHUNKS_BYTES  # in one request: less after one that got lost
         self._marks: tuple[Digest | None, Marks] = (None, {})
 
     # ---- down -----------------------------------------------------------------------
@@ -118,9 +119,16 @@ class Transfer:
         self._marks = digest, marks
 
     def send(
-        self, path: Path, digest: Digest, *, round: int, on_progress: OnProgress = _in_silence
+        self,
+        path: Path,
+        digest: Digest,
+        *,
+        round: int,
+        on_progress: OnProgress = _in_silence,
+        on_arrival: Callable[[], None] = lambda: None,
     ) -> int:
-        """Make sure that the coordinator has all bytes of the file; how many there are."""
+        """Make sure that the coordinator has all bytes of the file; how many there are.
+        `on_progress` is told what leaves, `on_arrival` whenever the coordinator has got more."""
         with _opened(path) as file:
             marked, marks = self._marks
             known = marks if marked == digest else {}
@@ -128,6 +136,8 @@ class Transfer:
             offset, corrections = self._begin(upload), 0
             while offset < upload.size:
                 after = self._send_chunks(upload, offset, on_progress)
+                if after > offset:
+                    on_arrival()
                 corrections = corrections + 1 if after <= offset else 0
                 if corrections > _MOST_CORRECTIONS or after > upload.size:
                     raise WireError("the coordinator cannot say how much of an upload it has")
@@ -149,7 +159,8 @@ class Transfer:
 
     def _send_chunks(self, upload: _Upload, offset: int, on_progress: OnProgress) -> int:
         """Where the upload ends now, also when it was not where we thought."""
-        client, end = self._client, min(offset + MAX_CHUNKS_BYTES, upload.size)
+        client, most = self._client, min(self._most, MAX_CHUNKS_BYTES)
+        end = min(offset + most, upload.size)
         digest = upload.marks.get(end) if client.their_version >= _MARKS_FROM else None
         if digest is None:  # one chunk is hashed, and so read, twice
             end = min(offset + CHUNK_BYTES, upload.size)
@@ -157,8 +168,11 @@ class Transfer:
         part = FilePart(upload.file, offset, end, lambda at: on_progress(at, upload.size))
         path = f"{upload.path}?offset={offset}"
         request = client.prepare("PATCH", path, part, round=upload.round, digest=digest)
+        self._most = CHUNK_BYTES  # until it has gone well
         try:
-            return upload.end(client.send(request, UploadState, read_s=_FLUSH_S))
+            state = client.send(request, UploadState, read_s=READ_S + len(part) / _SLOWEST)
+            self._most = 2 * most
+            return upload.end(state)
         except WrongOffsetError as error:
             actual = error.details.get("offset")
             if type(actual) is not int or actual < 0:
