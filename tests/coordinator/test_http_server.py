@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from consortium.coordinator import protocol
+from consortium.coordinator.chains import load_chain
 from consortium.coordinator.logs import JsonLines, PlainLines, start_logging
 from consortium.coordinator.office import Office
 from consortium.coordinator.serve import Identity, Server, names_of
@@ -301,3 +302,12 @@ def test_order_is_logged_with_who_gave_it(wired: Wired, caplog: pytest.LogCaptur
         ("tests", "admin", 200),
     ]
     assert path in told[2].getMessage() and token not in caplog.text
+
+
+def test_key_that_cannot_be_written_is_trouble_with_the_disk(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with pytest.raises(StoreFailedError):
+        load_chain(context, b"", tmp_path / "gone")
+    with pytest.raises(ssl.SSLError):
+        load_chain(context, b"no key", tmp_path)
+    assert list(tmp_path.iterdir()) == []

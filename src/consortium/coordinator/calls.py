@@ -58,9 +58,9 @@ class Caller:
         """Let a new protocol speak with the site, when it has proven who it is. Raises
         `UnreachableError` when nobody answers, `CertificateError` when it is another."""
         loop = asyncio.get_running_loop()
+        context = self._verified()
         sock = await _connected(loop, target.url)
         try:
-            context = self._verified()
             tls = context.wrap_socket(sock, do_handshake_on_connect=False)
         except OSError:
             sock.close()

@@ -184,9 +184,9 @@ def main(arguments: list[str] | None = None) -> int:
             for campaign in campaigns(options.kill_every, options.error_every, options.first):
                 told = run_campaign(campaign, who, referred, workers)
                 print(json.dumps(told) if options.json else _line(told), flush=True)
+                for line in [] if options.json else told["violations"][:_MAX_SHOWN]:
+                    print(line, flush=True)
                 violations += told["violations"]
-    for line in [] if options.json else violations[:_MAX_SHOWN]:
-        print(line)
     return 1 if violations else 0
 
 
