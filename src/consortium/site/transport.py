@@ -19,7 +19,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from consortium.crypto.recipes import SigningKey
-from consortium.errors import CertificateError
+from consortium.errors import CertificateError, UnreachableError
 from consortium.model import digest_of
 from consortium.site.address import proxy_for, read_address
 from consortium.site.connections import Body, Connection, Connections
@@ -225,6 +225,8 @@ def fetch_authority(url: str) -> ShownAuthority:
         with client.open(client.prepare("GET", "/v1/authority")) as response:
             pem = response.read_all(MAX_JSON_BYTES)
             return ShownAuthority(pem, _date_ms(response.headers.get("Date", "")))
+    except UnreachableError as error:  # nobody has typed this address: it came in a token
+        raise UnreachableError(f"{error.message} ({url})", hint=error.hint) from None
     finally:
         client.close()
 
