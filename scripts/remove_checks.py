@@ -95,6 +95,8 @@ SPARE = {
     "desk.Desk.has_member: … and site.seat is not None": _NO_SEAT,
     "enrolment.redeem: … and holder is not None": _FOR_TYPES,
     "desk.Desk.may_read: … or open_round is None": "without a round there is nothing to read",
+    "routes_site._before_chunks: … and not is_next": "a short way: without it the same is found",
+    "routes_site._before_chunks: … and size": "no bytes: nothing is written, whatever is answered",
 }
 
 
@@ -235,9 +237,14 @@ def _by_hand() -> Iterator[Removal]:
         "operators.token_key: the audience",
         lambda: _instead(operators, "token_key", lambda token, _: key(token, "")),
     )
+    home = uploads.Uploads._home
+    yield Removal(
+        "uploads.Uploads._home: whose upload it is",
+        lambda: _instead(uploads.Uploads, "_home", lambda self, _: home(self, "everybody")),
+    )
     done = uploads.Uploads._done
     yield Removal(
-        "uploads.Uploads._done: whose upload it is",
+        "uploads.Uploads._done: who has sent it",
         lambda: _instead(uploads.Uploads, "_done", lambda self, _: done(self, "everybody")),
     )
     yield Removal(

@@ -195,6 +195,21 @@ def upload_of_another(world: World) -> str:
     return f"{sent.status} {json.loads(seen.body)}"
 
 
+def finished_upload_of_another(world: World) -> str:
+    """That somebody has sent these bytes is not for others to know."""
+    owner, thief = world.sites[ALPHA][:2]
+    digest = world.office.directory.blobs.put(b"an update of alpha")
+    world.office.uploads.mark_done(owner.row.id, digest)
+    seen = world.signed(thief, Wanted("GET", f"/v1/uploads/{digest.hex()}"))
+    return f"{seen.status} {json.loads(seen.body)}"
+
+
+def other_bytes_in_a_filled_place(world: World) -> Told:
+    site, place = world.sites[ALPHA][0], f"/v1/uploads/{'6' * 64}?offset=0"
+    assert world.signed(site, Wanted("PATCH", place, b"first")).status == 200
+    return world.signed(site, Wanted("PATCH", place, b"other"))
+
+
 def upload_that_nobody_asked_for(world: World) -> Told:
     site = world.enrol(ALPHA, world.fresh("late"))  # it is not in the round
     return world.signed(site, Wanted("PATCH", f"/v1/uploads/{'8' * 64}?offset=0", b"x"))
@@ -472,6 +487,8 @@ HEARS: dict[Attack, str] = {
     out_of_the_registry_alone: "401 E0814",
     update_of_another: "404 E0602",
     upload_of_another: "200 {'offset': 0, 'is_complete': False}",
+    finished_upload_of_another: "200 {'offset': 0, 'is_complete': False}",
+    other_bytes_in_a_filled_place: "409 E0816",
     upload_that_nobody_asked_for: "403 E0301",
     upload_without_end: "413 E0817",
     candidate_of_others: "[404, 404, 404, 200, 404, 200, 404]",
