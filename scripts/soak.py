@@ -101,7 +101,7 @@ def run(name: str) -> Ran:
 
 def _last(said: Sequence[str]) -> tuple[str, ...]:
     """What a page can bear of it: the last lines, and of JSON what is counted."""
-    whole = _json("\n".join(said)) or _json(said[-1] if said else "")
+    whole = _json("\n".join(said))
     if whole is None:
         lines = [line[:_WIDTH] for line in said if line]
         return tuple(lines[-_MOST_LINES:])
