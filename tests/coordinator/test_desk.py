@@ -232,7 +232,8 @@ def test_submissions_of_one_site_are_taken_one_after_another(
         time.sleep(0.1)
         assert len(taken) == 1
         go_on.set()
-        assert {one.result(10).status for one in told} == {told[0].result().status}
+        # The second may be told of the check, which the worker makes meanwhile.
+        assert {one.result(10).status for one in told} <= {"received", "accepted"}
     assert len(taken) == 1
 
 
