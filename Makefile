@@ -35,6 +35,7 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.aggregation --json
 	@$(BIN)/python -m benchmarks.network --json
 	@$(BIN)/python -m benchmarks.asynchronous --json
+	@$(BIN)/python -m benchmarks.population --json
 
 soak: .venv/ready  ## the long campaigns; docs/reference/soak.md says how they went
 	@$(BIN)/python scripts/soak.py

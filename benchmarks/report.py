@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 
@@ -25,10 +25,21 @@ class Line:
 
 def main(measure: Callable[[], Iterator[Line]], about: str | None) -> None:
     """Run a benchmark as `python -m benchmarks.NAME [--json]`."""
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    as_json = parser.parse_args().json
-    for line in measure():
+    show(measure(), as_json=parser(about).parse_args().json)
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """What every benchmark understands; one that has more options adds them."""
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--json", action="store_true", help="one JSON object a line")
+    return made
+
+
+def show(lines: Iterable[Line], *, as_json: bool) -> None:
+    """Print each line as soon as it is there."""
+    for line in lines:
         if as_json:
             print(json.dumps({**asdict(line), "ratio": round(line.ratio, 3)}), flush=True)
         else:

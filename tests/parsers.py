@@ -12,7 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from consortium.crypto.recipes import SigningKey, check_public_key
 from consortium.data.statistics import Statistics
 from consortium.drive.lock import parse_lock
 from consortium.drive.runs import read_run
+from consortium.drive.sweep import read_study
 from consortium.errors import ConsortiumError
 from consortium.ledger.note import (
     Checkpoint,
@@ -56,6 +57,7 @@ from consortium.ledger.note import (
 )
 from consortium.ledger.proof import Proof, read_proof, verify_proof
 from consortium.model import (
+    Form,
     Layout,
     Update,
     load_model,
@@ -66,6 +68,8 @@ from consortium.model import (
     save_model,
     save_update,
 )
+from consortium.packing.packed import Packing, Sent
+from consortium.plan.settings import parse_setting
 from consortium.plan.text import parse_condition, parse_duration_ms
 from consortium.plan.toml import parse_plan, parse_toml, read_plan
 from consortium.plan.values import Plan
@@ -76,6 +80,7 @@ from consortium.site.jobs import Done, read_answer, read_job, written
 from consortium.site.policy import Policy, parse_size, read_policy
 from consortium.tensors import load_tensors, read_header, save_tensors
 from consortium.testing.processes import PLAN
+from consortium.update.compress import Compress
 from consortium.wire import messages
 from consortium.wire.invitation import open_invitation
 from consortium.wire.messages import Message, Reply, Signature, read_body
@@ -85,6 +90,10 @@ from consortium.wire.token import JoinToken, read_token
 KEY = SigningKey.from_secret(Secret(bytes(range(32))))
 LAYOUT = Layout.of({"b": np.zeros(2, np.float32), "w": np.ones((2, 3), np.float32)})
 FORM = plain_form(4, np.dtype(np.float32))
+PACKED = [
+    Form((("step", 600), ("tau", 1)), FORM.dtype, packing)
+    for packing in (Packing(4), Packing(8, Sent.TOP, 0.1), Packing(4, Sent.DRAWN, 0.1, b"plan"))
+]
 DIGEST = Digest(bytes(range(32)))
 AN_ID = "0c5e" * 8
 
@@ -103,6 +112,12 @@ class Parser:
 def text_of(data: bytes) -> str:
     """Any bytes as text, so that every bit is still in it."""
     return data.decode("latin-1") if b"\xff" in data else data.decode("utf-8", "replace")
+
+
+def _packed_update(form: Form) -> bytes:
+    rng = np.random.default_rng(1)
+    made = Compress(form).apply(rng.normal(size=(1, form.size)).astype(form.dtype), [rng])
+    return save_update(Update(made.rows[0], 1.0, DIGEST, made.packed[0]), form)
 
 
 @cache
@@ -199,6 +214,12 @@ def _run_folder(name: str) -> Callable[[bytes], object]:
         return read_run(path.parent)
 
     return _in_file(read, f"run-{name}/{name}")
+
+
+_STUDY = (
+    b'{"form":1,"name":"a","subject":{"plan":"","settings":[{"training.lr":"1"}],"tasks":[""],'
+    b'"sites":"","choices":{}},"runs":[{"folder":"a","setting":0,"seed":1,"done":{"model":"","rounds":1,"failed_rounds":0,"finished":"","metrics":{"loss":1.0}}}]}'
+)
 
 
 def _home(path: Path) -> object:
@@ -324,6 +345,14 @@ def parsers() -> dict[str, Parser]:
             lambda d: (read_update_header(d, FORM), load_update(d, FORM)),
             (save_update(Update(np.zeros(4, np.float32), 1.0, DIGEST)),),
         ),
+        **{
+            f"packed update {number}": Parser(
+                ("model.load_update", "packing.row.open_step"),
+                partial(load_update, form=form),
+                (_packed_update(form),),
+            )
+            for number, form in enumerate(PACKED, start=1)
+        },
         "layout": Parser(
             ("model.Layout.from_canonical",), Layout.from_canonical, (LAYOUT.canonical(),)
         ),
@@ -435,6 +464,16 @@ def parsers() -> dict[str, Parser]:
         ),
         "summary.json": Parser(
             ("drive.runs.read_run",), _run_folder("summary.json"), (b'{"a":1}',)
+        ),
+        "study.json": Parser(
+            ("drive.sweep.read_study",),
+            _in_file(lambda path: read_study(path.parent), "study/study.json"),
+            (_STUDY,),
+        ),
+        "setting": Parser(
+            ("plan.settings.parse_setting",),
+            lambda d: parse_setting(text_of(d)),
+            (b"training.lr=0.01,0.1", b'personal.layers=["head"],[a,b]'),
         ),
     }
     bodies = {f"body {kind.__name__}": _body(kind) for kind in _messages()}

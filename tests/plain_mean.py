@@ -21,7 +21,7 @@ def sum_block(rows: Iterable[tuple[int, Vector, float]]) -> Partial:
     """The partial sum of (rank, vector, weight) in ascending rank within one block."""
     block = BlockSum()
     for rank, vector, weight in rows:
-        block.add(rank, vector, weight)
+        block.add([rank], np.asarray(vector)[None, :], [weight])
     return block.finish()
 
 

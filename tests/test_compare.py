@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from consortium.cli.app import app
 from consortium.cli.compare import _BARS, _trend
 from consortium.drive.run_folder import RunFolder
-from consortium.drive.runs import metrics_of, read_run
+from consortium.drive.runs import PastRun, RunGroup, metrics_of, read_run
 from consortium.drive.simulate import Options, simulate
 from consortium.errors import PlanFileError
 from consortium.plan import parse_plan
@@ -30,16 +30,22 @@ def call(*arguments: object) -> Any:
 
 
 def make_run(
-    path: Path, strategy: str = "", *, task: NumpyTask = TASK, more: str = "", rounds: int = ROUNDS
+    path: Path,
+    strategy: str = "",
+    *,
+    task: NumpyTask = TASK,
+    more: str = "",
+    rounds: int = ROUNDS,
+    seed: int = 1,
 ) -> Path:
     plan = parse_plan(
         f"[federation]\nrounds = {rounds}\n[selection]\nfraction = 1.0\n{more}\n"
         f"[strategy]\n{strategy}\n"
     )
     folder = RunFolder(path)
-    folder.begin(plan, 1)
+    folder.begin(plan, seed)
     options = Options(on_round=folder.add_round)
-    folder.finish(simulate(task, plan, sites(4), seed=1, options=options))
+    folder.finish(simulate(task, plan, sites(4), seed=seed, options=options))
     return path
 
 
@@ -161,9 +167,7 @@ def test_an_interrupted_run_can_be_compared(tmp_path: Path, runs: tuple[Path, Pa
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", "mu = 0.0")
     drawn: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        "consortium.cli.plot.draw_curves", lambda curves, metric, path: drawn.append(curves)
-    )
+    monkeypatch.setattr("consortium.cli.plot.draw_curves", lambda curves, *_: drawn.append(curves))
     told = json.loads(call("--json", "compare", left, right, "--plot", "x.svg").stdout)["data"]
     assert [row["run"] for row in told["runs"]] == [str(left), str(right)]
     assert list(drawn[0]) == [str(left), str(right)]
@@ -223,6 +227,138 @@ def test_every_run_has_a_line_of_its_own(runs: tuple[Path, Path], tmp_path: Path
         assert colour.lower() in text
     draw_curves({"nothing": []}, "loss", tmp_path / "empty.svg")
     assert (tmp_path / "empty.svg").stat().st_size > 2000
+
+
+# ---- several seeds -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three seeds of one plan, two of another."""
+    folder = tmp_path_factory.mktemp("seeds")
+    plain = [make_run(folder / f"plain-{seed}", seed=seed) for seed in (1, 2, 3)]
+    robust = [make_run(folder / f"robust-{seed}", "rule = 'median'", seed=seed) for seed in (1, 2)]
+    return [*plain, *robust]
+
+
+def last_of(folder: Path) -> float:
+    return float(rounds_of(folder)[-1]["metrics"]["loss"])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_row(seeds: list[Path]) -> None:
+    done = call("--json", "compare", *seeds[:5])
+    first, second = json.loads(done.stdout)["data"]["runs"]
+    values = [last_of(folder) for folder in seeds[:3]]
+    assert first["run"] == "plain-1 and 2 more"
+    assert (first["seeds"], first["runs"]) == ([1, 2, 3], ["plain-1", "plain-2", "plain-3"])
+    assert first["last"] == pytest.approx(np.mean(values))
+    assert first["half_width"] == pytest.approx(4.302653 * np.std(values, ddof=1) / 3**0.5)
+    assert (second["run"], second["seeds"]) == ("robust-1 and 1 more", [1, 2])
+    worst = [json.loads((f / "summary.json").read_text())["worst"]["loss"][1] for f in seeds[:3]]
+    assert first["worst_site"]["value"] == pytest.approx(np.mean(worst))
+
+
+def test_the_table_says_how_many_seeds_and_how_sure(seeds: list[Path]) -> None:
+    done = call("compare", *seeds[:3], seeds[4])
+    header, group, single = done.stdout.splitlines()
+    assert header.split() == (
+        ["run", "strategy", "rounds", "last", "±", "95", "%", "seeds", "worst", "site", "loss"]
+    )
+    assert group.split()[-3] == "3" and single.split()[-3] == "1"
+    assert single.split()[-4] == "–"  # one seed has no interval
+    assert "with 3 seeds it is rough" in done.stderr
+
+
+def test_each_run_by_itself_when_asked(seeds: list[Path]) -> None:
+    done = call("compare", *seeds[:3], "--each")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == (
+        ["plain-1", "plain-2", "plain-3"]
+    )
+    assert "±" not in done.stdout and done.stderr == ""
+
+
+def test_a_seed_counts_once(seeds: list[Path], tmp_path: Path) -> None:
+    again = make_run(tmp_path / "again", seed=1)
+    (row,) = json.loads(call("--json", "compare", again, *seeds[:2]).stdout)["data"]["runs"]
+    assert row["seeds"] == [1, 2]
+    rows = json.loads(call("--json", "compare", again, seeds[0]).stdout)["data"]["runs"]
+    assert [row["run"] for row in rows] == ["again", "plain-1"]  # one seed: nothing to average
+
+
+@pytest.mark.parametrize("part", ["task", "sites", "choices"])
+def test_other_tasks_sites_and_choices_are_not_averaged(
+    seeds: list[Path], tmp_path: Path, part: str
+) -> None:
+    other = make_run(tmp_path / "other", seed=9)
+    summary = json.loads((other / "summary.json").read_text())
+    summary[part] = {"other": 1}
+    (other / "summary.json").write_text(json.dumps(summary))
+    rows = json.loads(call("--json", "compare", seeds[0], seeds[1], other).stdout)["data"]["runs"]
+    assert len(rows) == 2
+    del summary["task"]  # a folder of an earlier version does not tell
+    (other / "summary.json").write_text(json.dumps(summary))
+    assert read_run(other).kind is None
+
+
+def test_a_group_has_a_band_and_a_mean(
+    seeds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("consortium.cli.plot.draw_curves", lambda *given: drawn.append(given))
+    call("compare", *seeds[:3], seeds[4], "--plot", tmp_path / "x.svg")
+    ((curves, metric, _, bands),) = drawn
+    assert (metric, list(curves)) == ("loss", ["plain-1 and 2 more", "robust-2"])
+    curve, band = curves["plain-1 and 2 more"], bands["plain-1 and 2 more"]
+    assert [at for at, _ in curve] == [at for at, _, _ in band] == [1, 2, 3, 4]
+    for (_, mean), (_, low, high) in zip(curve, band, strict=True):
+        assert low <= mean <= high and (low + high) / 2 == pytest.approx(mean)
+    assert bands["robust-2"] == []
+
+
+def test_the_band_is_in_the_picture(seeds: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with_band, without = tmp_path / "band.svg", tmp_path / "each.svg"
+    call("compare", *seeds[:3], "--plot", with_band)
+    call("compare", *seeds[:3], "--each", "--plot", without)
+    assert "FillBetween" in with_band.read_text() or "PolyCollection" in with_band.read_text()
+    assert "PolyCollection" not in without.read_text()
+
+
+def test_a_run_that_stopped_early_keeps_its_last_value() -> None:
+    def past(*values: float, first: int = 1) -> PastRun:
+        rounds = [
+            {"number": at, "outcome": "accepted", "metrics": {"loss": value}, "base_metrics": {}}
+            for at, value in enumerate(values, start=first)
+        ]
+        return PastRun("a", parse_plan(""), {}, rounds)
+
+    group = RunGroup("two", (past(3.0, 2.0, 1.0), past(5.0, 4.0), past(1.0, 1.0, 1.0, first=2)))
+    assert [(at, one.mean) for at, one in group.curve("loss")] == [
+        (2, pytest.approx((2 + 4 + 1) / 3)),
+        (3, pytest.approx((1 + 4 + 1) / 3)),
+        (4, pytest.approx((1 + 4 + 1) / 3)),
+    ]
+    assert RunGroup("none", (past(),)).curve("loss") == []
+    assert RunGroup("none", (past(),)).last("loss") is None
+
+
+def test_a_study_is_compared_by_its_settings(tmp_path: Path) -> None:
+    assert call("init", tmp_path / "study").exit_code == 0
+    plan, folder = tmp_path / "study" / "consortium.toml", tmp_path / "sweep"
+    asked = ("--rounds", 2, "--set", "training.lr=0.02,0.2", "--seeds", 2, "--study", folder)
+    told = json.loads(call("--json", "simulate", plan, *asked).stdout)["data"]
+    rows = json.loads(call("--json", "compare", folder).stdout)["data"]["runs"]
+    assert [row["run"] for row in rows] == ["training.lr=0.02", "training.lr=0.2"]
+    means = {one["settings"]["training.lr"]: one["mean"] for one in told["settings"]}
+    assert [row["last"] for row in rows] == [means["0.02"], means["0.2"]]
+    several = call("--json", "compare", folder, folder / "1-lr-0.02-seed-1")
+    names = [row["run"] for row in json.loads(several.stdout)["data"]["runs"]]
+    assert names == ["sweep: training.lr=0.02", "sweep: training.lr=0.2"]  # counted once
+    study = json.loads((folder / "study.json").read_text())
+    for run in study["runs"]:
+        run["done"] = None
+    (folder / "study.json").write_text(json.dumps(study))
+    assert "no run of the study" in call("compare", folder).stderr
 
 
 # ---- what cannot be compared ---------------------------------------------------------------

@@ -120,6 +120,7 @@ EXEMPT = {
     "data.read.read_csv": "tests/data/test_read.py",
     "data.read.read_table": "tests/data/test_read.py",
     "drive.lock.read_lock": "a file for parse_lock",
+    "drive.runs.read_runs": "read_study and read_run, both above",
     "drive.study.load_study": "reads a plan, above, and runs the task of whoever starts it",
     "site.inference.read_features": "the site's own file; data.read",
     "tasks.load_task": "runs the task of whoever starts it",

@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 50
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("core",),
-    ("tensors", "model"),
+    ("tensors", "packing", "model"),
     ("crypto",),
     ("ledger",),
     ("privacy",),

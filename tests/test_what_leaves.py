@@ -735,26 +735,23 @@ def update_has_a_width_in_its_header(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_is_sent_as_a_blob(patch: pytest.MonkeyPatch) -> None:
-    sent = Cohort._sent
+    told = Cohort.told
 
-    def generous(self: Cohort, result: Any) -> Any:
+    def generous(self: Cohort, duty: Any, result: Any, now_ms: int) -> Any:
         self._hands.blobs.put(result.state)
-        return sent(self, result)
+        return told(self, duty, result, now_ms)
 
-    patch.setattr(Cohort, "_sent", generous)
+    patch.setattr(Cohort, "told", generous)
 
 
 def adapter_hides_in_the_step(patch: pytest.MonkeyPatch) -> None:
-    contribution = LocalWork._contribution
+    fill = LocalWork._fill
 
-    def smuggled(self: LocalWork, *given: Any) -> Any:
-        result = contribution(self, *given)
-        assert result.state is not None
-        adapter = load_tensors(result.state)["task/adapter.0.weight"].reshape(-1)
-        result.row[1000:1005] = adapter[:5]
-        return result
+    def smuggled(self: LocalWork, row: Any, made: Any, *given: Any) -> None:
+        fill(self, row, made, *given)
+        row[1000:1005] = made.kept["task/adapter.0.weight"].reshape(-1)[:5]
 
-    patch.setattr(LocalWork, "_contribution", smuggled)
+    patch.setattr(LocalWork, "_fill", smuggled)
 
 
 def records_are_a_width(patch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from consortium.core.ids import Seat
 from consortium.drive import simulate as simulate_module
-from consortium.drive.engine import LoopEngine, Training, Trial, begin
+from consortium.drive.engine import LocalEngine, Training, Trial, begin
 from consortium.drive.simulate import Options, Run, simulate
-from consortium.drive.workers import _AHEAD, WorkerEngine, default_workers
+from consortium.drive.workers import _MOST_SLOTS, WorkerEngine, default_workers
 from consortium.errors import (
     ConsortiumError,
     InternalError,
@@ -366,9 +366,11 @@ def test_rounds_that_close_early_leave_no_stale_result(record: bool) -> None:
 
 
 @contextmanager
-def engines(task: NumpyTask, count: int, workers: int) -> Iterator[tuple[LoopEngine, WorkerEngine]]:
+def engines(
+    task: NumpyTask, count: int, workers: int
+) -> Iterator[tuple[LocalEngine, WorkerEngine]]:
     local, _ = begin(task, PLAN, sites(count), 1)
-    loop = LoopEngine(local, sites(count), 1)
+    loop = LocalEngine(local, sites(count), 1)
     engine = WorkerEngine(loop, workers)
     try:
         yield loop, engine
@@ -393,9 +395,9 @@ def test_results_come_in_the_order_of_the_seats() -> None:
         for asked in (seats(9), seats(9)[::-1], seats(9)[4:5]):
             found = list(engine.train(asked, training()))
             expected = list(loop.train(asked, training()))
-            assert [result.records for result in found] == [20 + seat - 1 for seat in asked]
+            assert [result.records for result in found] == [[20 + seat - 1] for seat in asked]
             for mine, theirs in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(mine.row, theirs.row)
+                np.testing.assert_array_equal(mine.rows, theirs.rows)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3, 8])
@@ -406,7 +408,7 @@ def test_a_question_that_is_given_up_leaves_the_engine_ready_for_the_next(taken:
             for _ in range(taken):
                 next(results)
             results.close()
-            assert sorted(engine._free) == list(range(2 * _AHEAD))
+            assert sorted(engine._free) == list(range(_MOST_SLOTS))
         model = np.ones(4, np.float32)
         trial = Trial(3, model, lambda seat: None)
         assert list(engine.evaluate(seats(9), trial)) == list(loop.evaluate(seats(9), trial))
@@ -419,23 +421,41 @@ def test_no_more_rows_are_made_than_there_is_room_for(tmp_path: Path) -> None:
         (tmp_path / site.name).touch()
         return TASK.train(site, shared)
 
-    with engines(replace(TASK, train=train), 40, 2) as (_, engine):
-        room = 2 * _AHEAD
+    with engines(replace(TASK, train=train), 90, 2) as (_, engine):
+        room = _MOST_SLOTS
         assert engine._rows.shape == (room, 4)
-        results = engine.train(seats(40), training())
-        for taken in range(1, 41):
+        results = engine.train(seats(90), training())
+        for taken in range(1, 91):
             next(results)
             if taken in (1, 10):
                 time.sleep(0.1)  # time in which workers without a limit would run ahead
                 assert len(list(tmp_path.iterdir())) <= taken - 1 + room
-        assert len(list(tmp_path.iterdir())) == 40
+        assert len(list(tmp_path.iterdir())) == 90
 
 
-def test_rows_that_were_given_out_are_not_overwritten() -> None:
-    with engines(TASK, 20, 2) as (loop, engine):
-        kept = [result.row for result in engine.train(seats(20), training())]
-        for row, expected in zip(kept, loop.train(seats(20), training()), strict=True):
-            np.testing.assert_array_equal(row, expected.row)
+def test_rows_stay_as_they_are_until_the_next_are_asked_for() -> None:
+    with engines(TASK, 90, 2) as (loop, engine):
+        expected = [one.rows for one in loop.train(seats(90), training())]
+        for at, result in enumerate(engine.train(seats(90), training())):
+            time.sleep(0.01 if at < 5 else 0.0)  # time for a worker to write into the wrong place
+            np.testing.assert_array_equal(result.rows, expected[at])
+
+
+def test_the_longest_job_is_begun_first(tmp_path: Path) -> None:
+    """Once it is known how many records each site has: else the last one is waited for."""
+
+    def train(site: Site, shared: dict[str, Any]) -> Any:
+        with (tmp_path / "order").open("a") as order:
+            order.write(f"{site.name}\n")
+        return TASK.train(site, shared)
+
+    with engines(replace(TASK, train=train), 12, 1) as (_, engine):
+        list(engine.train(seats(12), training()))
+        known = list(engine.train(seats(12), training(2)))
+        names = (tmp_path / "order").read_text().split()
+        assert names[:12] == [f"site-{at}" for at in range(12)]
+        assert names[12:] == [f"site-{at}" for at in reversed(range(12))]
+        assert [one.records for one in known] == [[20 + at] for at in range(12)]
 
 
 @pytest.mark.parametrize("size", [0, 1000, 100_000, 1_000_000])
@@ -462,11 +482,11 @@ def test_what_a_task_does_to_its_input_stays_in_its_process() -> None:
 
     made, base = sites(3), np.ones(4, np.float32)
     local, _ = begin(TASK, PLAN, made, 1)
-    engine = WorkerEngine(LoopEngine(replace(local, task=replace(TASK, train=spoil)), made, 1), 2)
+    engine = WorkerEngine(LocalEngine(replace(local, task=replace(TASK, train=spoil)), made, 1), 2)
     try:
         work = Training(1, base, None, lambda seat: None)
         for _ in range(2):
-            rows = [result.row for result in engine.train(seats(3), work)]
+            rows = [result.rows[0].copy() for result in engine.train(seats(3), work)]
             np.testing.assert_array_equal(rows, [[-1.0] * 4] * 3)
     finally:
         engine.close()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from consortium.drive.alone import cross_site
     from consortium.drive.engine import SimulatedSite
     from consortium.drive.inspect import inspect
+    from consortium.drive.population import Population
     from consortium.drive.simulate import Options, Run, simulate
     from consortium.drive.statistics import federated_statistics, statistics_task
     from consortium.errors import ConsortiumError
@@ -43,6 +44,7 @@ _HOME = {
     "NumpyTask": "consortium.tasks",
     "Options": "consortium.drive.simulate",
     "Plan": "consortium.plan",
+    "Population": "consortium.drive.population",
     "Quality": "consortium.data.quality",
     "Run": "consortium.drive.simulate",
     "SimulatedSite": "consortium.drive.engine",
@@ -76,6 +78,7 @@ __all__ = [
     "NumpyTask",
     "Options",
     "Plan",
+    "Population",
     "Quality",
     "Run",
     "SimulatedSite",

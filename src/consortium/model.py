@@ -2,13 +2,15 @@
 
 What sites share is one flat vector; the `Layout` says which slice is which tensor. Files
 are safetensors in one fixed form: see `consortium.tensors`. An update is one row as well:
-its step, and whatever else the strategy makes sites send, side by side.
+its step, and whatever else the strategy makes sites send, side by side. The step may be packed
+into fewer bytes: see `consortium.packing`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -17,6 +19,8 @@ import numpy.typing as npt
 
 from consortium.core.ids import Digest
 from consortium.errors import DimensionError, FormatError, LayoutError, ModelFileError
+from consortium.packing.packed import Packing
+from consortium.packing.row import PackedRow, Read, open_step
 from consortium.tensors import (
     CODES,
     DTYPES,
@@ -33,6 +37,7 @@ Vector = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 _AVERAGED = ("F16", "F32", "F64")  # integers are never averaged
 _LAYOUT_CONTEXT = "consortium/layout/v1\n"
+_LOOKED_AT = 1 << 20  # columns of an update at a time: unpacked ones take room
 
 
 def digest_of(data: bytes) -> Digest:
@@ -190,7 +195,8 @@ STEP = "step"
 @dataclass(frozen=True, slots=True)
 class Form:
     """What an update consists of: named vectors, side by side in one row, in the order of
-    their names. `step` is always there; a strategy may add others.
+    their names. `step` is always there, and first; a strategy may add others. With a packing,
+    the step is another thing in the file, and the same in the row.
 
     >>> form = Form((("step", 3), ("tau", 1)), np.dtype(np.float32))
     >>> form.size, form.part(np.arange(4), "tau")
@@ -199,6 +205,7 @@ class Form:
 
     vectors: tuple[tuple[str, int], ...]
     dtype: np.dtype[Any]
+    packing: Packing | None = None
 
     @property
     def size(self) -> int:
@@ -206,7 +213,17 @@ class Form:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(name, (size,), CODES[self.dtype]) for name, size in self.vectors)
+        """The tensors of the file."""
+        code = CODES[self.dtype]
+        plain = [TensorSpec(name, (size,), code) for name, size in self.vectors]
+        if self.packing is None:
+            return tuple(plain)
+        return *self.packing.specs(STEP, self.vectors[0][1], code), *plain[1:]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file, without its header."""
+        return sum(spec.size_bytes for spec in self.specs)
 
     def part(self, row: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         """One vector of a row, as a view."""
@@ -225,11 +242,13 @@ def plain_form(size: int, dtype: np.dtype[Any]) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one site sends: a row of some form, its weight, its base model."""
+    """What one site sends: a row of some form, its weight, its base model. `packed` is the row
+    as the file has it, where the form packs it: what leaves is not made of the row again."""
 
-    row: Vector
+    row: Vector | PackedRow
     weight: float
     base: Digest
+    packed: bytes | None = None
 
 
 def save_update(update: Update, form: Form | None = None) -> bytes:
@@ -239,11 +258,33 @@ def save_update(update: Update, form: Form | None = None) -> bytes:
 
 def update_parts(update: Update, form: Form | None = None) -> tuple[bytes, memoryview]:
     """The same file as its header and its numbers, of which there is no copy."""
-    form = form or plain_form(len(update.row), update.row.dtype)
-    if update.row.shape != (form.size,) or update.row.dtype != form.dtype:
-        raise LayoutError(f"a row of {update.row.size} numbers does not have the update's form")
-    about = {"base": update.base.hex(), "weight": repr(float(update.weight))}
-    return write_header(form.specs, about), np.ascontiguousarray(update.row).data.cast("B")
+    row, packed = update.row, update.packed
+    form = form or plain_form(len(row), row.dtype)
+    header = write_header(form.specs, _about(update.weight, update.base))
+    if form.packing is not None:
+        if packed is None or len(packed) != form.size_bytes:
+            raise LayoutError("a row that is not packed does not have the update's form")
+        return header, memoryview(packed)
+    numbers = row[:]
+    if numbers.shape != (form.size,) or row.dtype != form.dtype:
+        raise LayoutError(f"a row of {numbers.size} numbers does not have the update's form")
+    return header, np.ascontiguousarray(numbers).data.cast("B")
+
+
+def update_bytes(form: Form, *weights: float) -> int:
+    """How many bytes the files of updates of this form with these weights have together."""
+    specs, size_bytes = form.specs, form.size_bytes
+    return sum(_header_bytes(specs, len(repr(weight))) + size_bytes for weight in weights)
+
+
+@lru_cache(maxsize=64)  # a simulation asks for every site
+def _header_bytes(specs: tuple[TensorSpec, ...], weight_characters: int) -> int:
+    about = {"base": "0" * 64, "weight": "1" * weight_characters}
+    return len(write_header(specs, about))
+
+
+def _about(weight: float, base: Digest) -> dict[str, str]:
+    return {"base": base.hex(), "weight": repr(float(weight))}
 
 
 def load_update(data: bytes, form: Form) -> Update:
@@ -253,10 +294,25 @@ def load_update(data: bytes, form: Form) -> Update:
     what is not an update of this form.
     """
     weight, base, start = read_update_header(data, form)
-    row = np.frombuffer(data, form.dtype, offset=start)
-    if not np.isfinite(row).all():
-        raise FormatError("the update has numbers that are not finite")
+    if form.packing is None:
+        row: Vector | PackedRow = np.frombuffer(data, form.dtype, offset=start)
+    else:
+        body = memoryview(data)[start:]
+        row = packed_row(form, lambda at, size: body[at : at + size])
+    for lo in range(0, form.size, _LOOKED_AT):
+        if not np.isfinite(row[lo : lo + _LOOKED_AT]).all():
+            raise FormatError("the update has numbers that are not finite")
     return Update(row, weight, base)
+
+
+def packed_row(form: Form, read: Read) -> PackedRow:
+    """The row of a packed form, whose bytes behind the header `read` gives. Raises `FormatError`
+    here, or when a slice is asked for, for what cannot be unpacked."""
+    assert form.packing is not None
+    size, code = form.vectors[0][1], CODES[form.dtype]
+    step = open_step(form.packing, size, code, read)
+    packed = sum(spec.size_bytes for spec in form.packing.specs(STEP, size, code))
+    return PackedRow(step, form.size - size, packed)
 
 
 def read_update_header(

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from consortium.aggregate.columns import CHUNK, cut
 from consortium.core.ids import Digest
 from consortium.errors import CorruptBlobError, ModelFileError
-from consortium.model import Form, Layout, read_model_header, read_update_header
+from consortium.model import Form, Layout, packed_row, read_model_header, read_update_header
+from consortium.packing.row import PackedRow
 from consortium.store.ports import Blobs, BlobWriter
 from consortium.tensors import DTYPES, TensorSpec, header_bytes, write_header
 
@@ -90,17 +91,22 @@ class StoredVector:
 
     def _read(self, run: _Run, first: int, end: int) -> npt.NDArray[Any]:
         size_bytes = (end - first) * run.dtype.itemsize
-        data = self.blobs.get(self.digest, self.start + run.byte(first), size_bytes)
-        if len(data) != size_bytes:
-            raise CorruptBlobError(f"blob {self.digest.hex()[:16]}… was cut off")
-        return np.frombuffer(data, run.dtype)
+        start = self.start + run.byte(first)
+        return np.frombuffer(_whole(self.blobs, self.digest, start, size_bytes), run.dtype)
+
+
+def _whole(blobs: Blobs, digest: Digest, start: int, size_bytes: int) -> bytes:
+    data = blobs.get(digest, start, size_bytes)
+    if len(data) != size_bytes:
+        raise CorruptBlobError(f"blob {digest.hex()[:16]}… was cut off")
+    return data
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdate:
     """One site's update, whose row stays where it is."""
 
-    row: StoredVector
+    row: StoredVector | PackedRow
     weight: float
     base: Digest
 
@@ -139,11 +145,18 @@ def check_model(blobs: Blobs, layout: Layout, digest: Digest) -> None:
 
 
 def open_update(blobs: Blobs, form: Form, digest: Digest) -> StoredUpdate:
-    """A stored update of this form. Only its header is looked at, and trusted in nothing;
-    raises what `load_update` raises."""
+    """A stored update of this form. Only its header is looked at, and how many places a packed
+    one names, and trusted in nothing; raises what `load_update` raises. A slice of a packed row
+    raises `FormatError` for what cannot be unpacked."""
     weight, base, start = read_update_header(_beginning(blobs, digest), form, blobs.size(digest))
-    row = StoredVector(blobs, digest, start, _runs_of(form.specs), form.dtype)
-    return StoredUpdate(row, weight, base)
+    if form.packing is None:
+        row = StoredVector(blobs, digest, start, _runs_of(form.specs), form.dtype)
+        return StoredUpdate(row, weight, base)
+
+    def read(at: int, size_bytes: int) -> bytes:
+        return _whole(blobs, digest, start + at, size_bytes)
+
+    return StoredUpdate(packed_row(form, read), weight, base)
 
 
 # ---- writing ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
@@ -107,6 +108,23 @@ class Inventory:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedTogether:
+    """What local training gives at n sites side by side: each shared tensor as (n, ...), and a
+    value a site of everything else. `records` is None where the data failed its check."""
+
+    shared: Mapping[str, npt.NDArray[Any]]
+    records: Sequence[int | None]
+    states: Sequence[Tensors | None]
+    steps: Sequence[float | None]
+
+    def at(self, place: int) -> Trained:
+        """One site's, without its shared tensors."""
+        records = self.records[place]
+        assert records is not None
+        return Trained({}, records, self.states[place], self.steps[place])
+
+
 Start = Callable[[np.random.Generator], Tensors]
 Train = Callable[[Site, dict[str, Any]], Trained | tuple[Tensors, int]]
 Evaluate = Callable[[Site, dict[str, Any]], tuple[Mapping[str, float], int]]
@@ -144,6 +162,34 @@ class Task(Protocol):
 
     def evaluate(self, site: Site, shared: dict[str, Any]) -> tuple[Mapping[str, float], int]:
         """(mean of each metric over the site's test records, how many those are)."""
+        ...
+
+
+AUTO, LOOP = "auto", "loop"  # engines that every task knows
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a simulation had better train a task: by which engine, and how many sites at once."""
+
+    engine: str
+    at_once: int = 1
+
+
+@runtime_checkable
+class SideBySide(Protocol):
+    """A task that has faster ways than one site after the other."""
+
+    def pace(self, site: Site, wanted: str) -> Pace:
+        """By a rule on the task, the plan and a site's model, never by timing; `wanted` is an
+        engine's name, or AUTO. Refuses an engine that cannot train this task."""
+        ...
+
+    def train_together(
+        self, sites: Sequence[Site], shared: dict[str, Any], engine: str
+    ) -> TrainedTogether:
+        """Train at each of these sites, starting from `shared`: what `train` would give, within
+        rounding."""
         ...
 
 

@@ -168,6 +168,16 @@ def test_simulated_sites_are_eligible_unless_the_plan_names_conditions() -> None
     assert eligible(roster, replace(TERMS, conditions=MOBILE), START_MS) == [1]
 
 
+def test_one_simulated_cohort_by_itself_is_a_range() -> None:
+    world = ready(sites=0)
+    world.give(i.AdmitCohort(100_000, START_MS))
+    roster = world.state.roster
+    assert eligible(roster, TERMS, START_MS) == range(1, 100_001)
+    assert eligible(roster, replace(TERMS, conditions=MOBILE), START_MS) == []
+    world.give(i.AdmitCohort(1, START_MS))
+    assert eligible(roster, TERMS, START_MS) == list(range(1, 100_002))
+
+
 @pytest.mark.parametrize(
     ("reported", "comparison", "wanted", "holds"),
     [

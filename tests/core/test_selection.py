@@ -53,6 +53,16 @@ def _is_uniform(counts: Iterable[int], cells: int) -> bool:
     return sum((count - expected) ** 2 / expected for count in seen) < CHI_SQUARE[cells - 1]
 
 
+@pytest.mark.parametrize("terms", [RANDOM, FAIR, DIVERSE])
+def test_a_range_of_seats_is_a_pool_like_any_other(terms: Terms) -> None:
+    roster, seats = _roster(), range(1, 2001)
+    pool = [Seat(number) for number in seats]
+    lazy: list[Seat] = seats  # type: ignore[assignment]  # seats are whole numbers
+    assert choose(terms, roster, lazy, 40, SEED) == choose(terms, roster, pool, 40, SEED)
+    assert choose(terms, roster, lazy, 2000, SEED) == tuple(pool)
+    assert choose_backups(lazy, 9, SEED, 1) == choose_backups(pool, 9, SEED, 1)
+
+
 # ---- sizes (R3) ---------------------------------------------------------------------
 
 

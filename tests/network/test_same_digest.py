@@ -11,6 +11,7 @@ import pytest
 from consortium.testing.processes import Network, Shape, run, wait_until
 
 SEED = 7
+COMPRESSED = "\n[compression]\nbits = 4\nkeep = 0.3\n"  # rounded, in part, with leftovers
 NAMES = ["site-0", "site-1", "site-2", "site-3", "site-4"]
 
 
@@ -18,6 +19,7 @@ class Study(Network):
     """A study of `consortium init`, with five sites and a seed, instead of the counting one."""
 
     options: tuple[str, ...] = ()
+    more_plan = ""
 
     def __enter__(self) -> Study:
         self.folder.mkdir()
@@ -31,7 +33,8 @@ class Study(Network):
             shutil.copy(self.folder / f"{name}.csv", data)
         plan = self.study / "consortium.toml"
         text = plan.read_text().replace("rounds = 10", "rounds = 3")
-        plan.write_text(text.replace("fraction = 1.0", "fraction = 1.0\nwait_for = 5"))
+        text = text.replace("fraction = 1.0", "fraction = 1.0\nwait_for = 5")
+        plan.write_text(text + self.more_plan)
         run(["lock", "consortium.toml", "--seed", str(SEED)], self.study)
         return self
 
@@ -49,13 +52,20 @@ class Study(Network):
 
 
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--torch",), marks=pytest.mark.slow)], ids=["numpy", "torch"]
+    ("options", "more_plan"),
+    [
+        ((), ""),
+        ((), COMPRESSED),
+        pytest.param(("--torch",), "", marks=pytest.mark.slow),
+        pytest.param(("--torch",), COMPRESSED, marks=pytest.mark.slow),
+    ],
+    ids=["numpy", "compressed", "torch", "torch compressed"],
 )
 def test_simulation_and_five_processes_give_the_same_model(
-    tmp_path: Path, options: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, ...], more_plan: str
 ) -> None:
     network = Study(tmp_path / "n", Shape())
-    network.options = options
+    network.options, network.more_plan = options, more_plan
     with network:
         network.start_coordinator()
         for name in NAMES:

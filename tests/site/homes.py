@@ -11,7 +11,7 @@ import numpy as np
 from consortium.bundle import make_bundle
 from consortium.cli.init import write_study
 from consortium.core.ids import Digest, Seat
-from consortium.drive.engine import LoopEngine, begin
+from consortium.drive.engine import LocalEngine, begin
 from consortium.drive.lock import Lock, make_lock
 from consortium.drive.study import Study, load_study
 from consortium.model import Update, Vector, save_update
@@ -49,10 +49,10 @@ class Lab:
     seed: int | None
 
     @property
-    def engine(self) -> LoopEngine:
+    def engine(self) -> LocalEngine:
         """The same study in a simulation: the oracle."""
         local, _ = begin(self.study.task, self.study.plan, self.study.sites, SEED)
-        return LoopEngine(local, self.study.sites, SEED)
+        return LocalEngine(local, self.study.sites, SEED)
 
     def update(self, row: Vector, records: int, base: Digest) -> bytes:
         """The bytes that a simulated site sends."""

@@ -196,6 +196,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
 
 def test_only_so_many_sites_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workshops, "MAX_SITES", 2)
+    monkeypatch.setattr(workshops, "MAX_BYTES", 0)
     made, calls = counting()
     for name in ("a", "b", "a", "c", "a", "b"):
         made.inventory(site(name=name))

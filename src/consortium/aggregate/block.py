@@ -9,15 +9,17 @@ crash, on a replica and in simulation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from consortium.errors import InternalError
-from consortium.model import Vector
 
 BLOCK = 64
+_AT_ONCE = 1 << 20  # numbers that are multiplied at once
 Total = npt.NDArray[np.float64]
 
 
@@ -38,15 +40,31 @@ class BlockSum:
         self._weight = 0.0
         self._last = -1
 
-    def add(self, rank: int, vector: Vector, weight: float) -> None:
-        """The next row of the block. Ranks ascend and belong to one block."""
-        last = self._last
-        if rank <= last or (last >= 0 and rank // BLOCK != last // BLOCK):
-            raise InternalError("ranks of a block are ascending and belong together")
-        product = np.multiply(vector, weight, dtype=np.float64)
-        self._total = product if self._total is None else np.add(self._total, product, out=product)
-        self._weight += weight
-        self._last = rank
+    def add(self, ranks: Sequence[int], rows: npt.NDArray[Any], weights: Sequence[float]) -> None:
+        """The next rows of the block, (n, d). Ranks ascend and belong to one block."""
+        if len(rows) * rows.shape[1] <= _AT_ONCE:
+            self._add(ranks, rows, weights)
+            return
+        for at, rank in enumerate(ranks):  # long rows one by one: memory stays that of two
+            self._add([rank], rows[at : at + 1], weights[at : at + 1])
+
+    def _add(self, ranks: Sequence[int], rows: npt.NDArray[Any], weights: Sequence[float]) -> None:
+        for rank in ranks:
+            last = self._last
+            if rank <= last or (last >= 0 and rank // BLOCK != last // BLOCK):
+                raise InternalError("ranks of a block are ascending and belong together")
+            self._last = rank
+        scale = np.array(weights, np.float64)[:, None]
+        products = np.empty((len(rows) + 1, rows.shape[1]))
+        np.multiply(rows, scale, out=products[1:])
+        # NumPy adds whole rows up one after the other, so that these are the sums of a loop.
+        if self._total is None:
+            self._total = np.add.reduce(products[1:], axis=0)
+        else:
+            products[0] = self._total
+            self._total = np.add.reduce(products, axis=0)
+        for weight in weights:
+            self._weight += weight
 
     def finish(self) -> Partial:
         if self._total is None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from consortium.cli.report import command, data, envelope, say
+from consortium.cli.sweep import remarks
 from consortium.errors import UsageError
 
 if TYPE_CHECKING:
-    from consortium.drive.runs import PastRun
+    from consortium.drive.runs import PastRun, RunGroup
 
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND_WIDTH = 20
@@ -21,16 +22,21 @@ _NAME_WIDTH = 34
 
 @command
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of studies.")
+    ],
     metric: Annotated[str | None, typer.Option(help="Default: the first that all have.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the metric by round: a .svg, .png or .pdf file.")
     ] = None,
+    each: Annotated[
+        bool, typer.Option("--each", help="Every run by itself, also those of several seeds.")
+    ] = False,
 ) -> None:
-    """Show runs as a table, and as a plot."""
-    from consortium.drive.runs import metrics_of, read_run
+    """Show runs as a table, and as a plot; runs that differ in the seed alone, together."""
+    from consortium.drive.runs import RunGroup, grouped, metrics_of
 
-    runs = _told_apart([read_run(folder) for folder in folders], folders)
+    runs = _told_apart(_read(folders))
     known = metrics_of(runs)
     if not known or (metric is not None and metric not in known):
         raise UsageError(
@@ -38,25 +44,63 @@ def compare(
             hint=f"they all have: {', '.join(known) or 'no metric'}",
         )
     metric = metric or _judged(runs, known)
-    rows = [_row(run, metric) for run in runs]
-    data(f"{'run':<{_NAME_WIDTH}} {'strategy':<24} rounds {'last':>9} {'worst site':>11}  {metric}")
-    for row in rows:
-        data(str(row["line"]))
-    told = [{key: value for key, value in row.items() if key != "line"} for row in rows]
+    groups = [RunGroup(run.name, (run,)) for run in runs] if each else grouped(runs)
+    rows = _tabled(groups, metric)
     if plot is not None:
-        from consortium.cli.plot import draw_curves
-
-        draw_curves({run.name: run.curve(metric) for run in runs}, metric, plot)
-        say(f"drawn: {plot}")
-    envelope("compare", {"metric": metric, "runs": told})
+        _draw(groups, metric, plot)
+    envelope("compare", {"metric": metric, "runs": rows})
 
 
-def _told_apart(runs: list[PastRun], folders: list[Path]) -> list[PastRun]:
+def _read(folders: list[Path]) -> list[tuple[PastRun, Path]]:
+    """Every run that is meant, and where it lies."""
+    from consortium.drive.runs import read_runs
+
+    found = []
+    for folder in folders:
+        for run in read_runs(folder):
+            is_part = run.label and len(folders) > 1  # several studies may have the same settings
+            told = replace(run, label=f"{folder.name}: {run.label}") if is_part else run
+            found.append((told, folder / run.name if run.label else folder))
+    return found
+
+
+def _tabled(groups: list[RunGroup], metric: str) -> list[dict[str, object]]:
+    """Print the table; the rows for machines. Only where there are groups it has intervals."""
+    has_groups = any(len(group.runs) > 1 for group in groups)
+    spread = f" {'± 95 %':>8} seeds" if has_groups else ""
+    data(
+        f"{'run':<{_NAME_WIDTH}} {'strategy':<24} rounds {'last':>9}{spread} "
+        f"{'worst site':>11}  {metric}"
+    )
+    rows = []
+    for group in groups:
+        row, line = _row(group, metric, has_groups=has_groups)
+        data(line)
+        rows.append(row)
+    for remark in remarks([len(group.runs) for group in groups if len(group.runs) > 1]):
+        say(remark)
+    return rows
+
+
+def _draw(groups: list[RunGroup], metric: str, plot: Path) -> None:
+    from consortium.cli.plot import draw_curves
+
+    curves = {group.name: group.curve(metric) for group in groups}
+    means = {name: [(at, one.mean) for at, one in curve] for name, curve in curves.items()}
+    bands = {
+        name: [(at, one.low, one.high) for at, one in curve if one.half_width is not None]
+        for name, curve in curves.items()
+    }
+    draw_curves(means, metric, plot, bands)
+    say(f"drawn: {plot}")
+
+
+def _told_apart(found: list[tuple[PastRun, Path]]) -> list[PastRun]:
     """Runs of one name, from different places, by their paths: each keeps its own curve."""
-    names = [run.name for run in runs]
+    names = [run.name for run, _ in found]
     return [
         replace(run, name=str(folder)) if names.count(run.name) > 1 else run
-        for run, folder in zip(runs, folders, strict=True)
+        for run, folder in found
     ]
 
 
@@ -66,23 +110,39 @@ def _judged(runs: list[PastRun], known: list[str]) -> str:
     return wanted if wanted in known else known[0]
 
 
-def _row(run: PastRun, metric: str) -> dict[str, object]:
-    values = [value for _, value in run.curve(metric)]
-    worst = run.summary.get("worst", {}).get(metric)
-    last = values[-1] if values else float("nan")
+def _row(group: RunGroup, metric: str, *, has_groups: bool) -> tuple[dict[str, object], str]:
+    """A row for machines, and the line for people."""
+    runs, last = group.runs, group.last(metric)
+    told = [run.summary.get("worst", {}).get(metric) for run in runs]
+    worst = [one for one in told if one]
+    lowest = sum(value for _, value in worst) / len(worst) if worst else None
+    rounds = max(len(run.rounds) for run in runs)
+    spread = ""
+    if has_groups:
+        half = last.half_width if last else None
+        spread = f" {'–' if half is None else f'{half:.4f}':>8} {len(runs):>5}"
     line = (
-        f"{run.name[:_NAME_WIDTH]:<{_NAME_WIDTH}} {run.strategy[:24]:<24} "
-        f"{len(run.rounds):>6} {last:>9.4f} {worst[1] if worst else float('nan'):>11.4f}  "
-        f"{_trend(values)}"
+        f"{group.name[:_NAME_WIDTH]:<{_NAME_WIDTH}} {runs[0].strategy[:24]:<24} "
+        f"{rounds:>6} {last.mean if last else float('nan'):>9.4f}{spread} "
+        f"{float('nan') if lowest is None else lowest:>11.4f}  "
+        f"{_trend([one.mean for _, one in group.curve(metric)])}"
     )
-    return {
-        "run": run.name,
-        "strategy": run.strategy,
-        "rounds": len(run.rounds),
-        "last": last if values else None,
-        "worst_site": {"site": worst[0], "value": worst[1]} if worst else None,
-        "line": line,
+    row: dict[str, object] = {
+        "run": group.name,
+        "strategy": runs[0].strategy,
+        "rounds": rounds,
+        "last": last.mean if last else None,
     }
+    if len(runs) == 1:
+        site = worst[0][0] if worst else None
+        return row | {"worst_site": {"site": site, "value": lowest} if worst else None}, line
+    row |= {
+        "half_width": last.half_width if last else None,
+        "seeds": [run.summary["seed"] for run in runs],
+        "runs": [run.name for run in runs],
+        "worst_site": {"value": lowest} if worst else None,  # the mean over seeds: of many sites
+    }
+    return row, line
 
 
 def _trend(values: list[float]) -> str:

@@ -12,8 +12,14 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _STROKES = ("-", "--", "-.", ":")
 
 
-def draw_curves(curves: dict[str, list[tuple[int, float]]], metric: str, path: Path) -> None:
-    """One line a run: the metric by round."""
+Curve = list[tuple[int, float]]  # (round, value)
+Band = list[tuple[int, float, float]]  # (round, from, to)
+
+
+def draw_curves(
+    curves: dict[str, Curve], metric: str, path: Path, bands: dict[str, Band] | None = None
+) -> None:
+    """One line a run, or a group of runs: the metric by round. A band stands behind its line."""
     if path.suffix not in _FORMATS:
         raise UsageError(f"{path} is none of {', '.join(_FORMATS)}", hint="--plot compare.svg")
     try:
@@ -27,13 +33,18 @@ def draw_curves(curves: dict[str, list[tuple[int, float]]], metric: str, path: P
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, (name, points) in enumerate(curves.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
         axes.plot(
             [at for at, _ in points],
             [value for _, value in points],
             label=name,
-            color=_COLOURS[number % len(_COLOURS)],
+            color=colour,
             linestyle=_STROKES[number // len(_COLOURS) % len(_STROKES)],
         )
+        band = (bands or {}).get(name, [])
+        if band:
+            rounds, low, high = zip(*band, strict=True)
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)

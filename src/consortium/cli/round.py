@@ -158,6 +158,9 @@ def _pairs(record: RoundRecord) -> list[tuple[str, str]]:
         ("started from", f"version {record.version}"),
         ("sites", f"{record.invited} invited{backups}, {record.counted} counted{silent}"),
     ]
+    if record.bytes_sent:
+        sent = f"{record.updates_sent} updates, {record.bytes_sent:,} bytes"
+        pairs.append(("received", sent))
     if record.lost:
         pairs.append(("lost", ", ".join(f"{site} ({why})" for site, why in record.lost)))
     if record.model:

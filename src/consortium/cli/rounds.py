@@ -44,16 +44,17 @@ class RoundTable:
 
 
 class Progress:
-    """A bar on stderr, where there is a terminal; silent elsewhere."""
+    """A bar on stderr, where there is a terminal; silent elsewhere. With a `metric`, the bar
+    tells its last value too, for commands that print no line a round."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, title: str = "rounds", metric: str = "") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         self._is_shown = sys.stderr.isatty() and not Voice.json
         self._bar = Bar(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -63,7 +64,8 @@ class Progress:
             redirect_stderr=False,
             disable=not self._is_shown,
         )
-        self._rounds = self._bar.add_task("rounds", total=rounds)
+        self._title, self._metric = title, metric
+        self._rounds = self._bar.add_task(title, total=rounds)
         self._sites = self._bar.add_task("sites", total=None)
 
     def __enter__(self) -> Progress:
@@ -84,5 +86,7 @@ class Progress:
         self._bar.update(self._sites, description=f"{what} {number}", advance=done, total=total)
 
     def on_round(self, record: RoundRecord) -> None:
-        self._bar.update(self._rounds, completed=record.number)
+        value = record.metrics.get(self._metric)
+        title = self._title if value is None else f"{self._title} · {self._metric} {value:.4f}"
+        self._bar.update(self._rounds, completed=record.number, description=title)
         self._bar.reset(self._sites)

@@ -6,16 +6,18 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from consortium.cli.choices import Choices
 from consortium.cli.cross_site import cross_site_table
-from consortium.cli.report import Voice, command, data, envelope, say
+from consortium.cli.report import Voice, at_once, command, data, envelope, say
+from consortium.cli.sweep import Series, run_study
 from consortium.errors import (
     InsufficientParticipantsError,
     UsageError,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from consortium.drive.history import RoundRecord
     from consortium.drive.run_folder import RunFolder
     from consortium.drive.simulate import Run
+    from consortium.drive.study import Study
     from consortium.plan import Plan
     from consortium.tasks import Task
 
@@ -54,11 +57,33 @@ _Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Processes that train. Default: one a core for torch models."),
 ]
+_Engine = Annotated[
+    str | None,
+    typer.Option(help="How torch models train: loop, batched or fused. Default: by a rule."),
+]
 _Directory = Annotated[
     Path | None,
     typer.Option("--data", help="Keep log and blobs here; a killed run goes on from here."),
 ]
 _Runs = Annotated[Path, typer.Option(help="Where run folders are made.")]
+_Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUES",
+        help="Set a key of the plan; several values, with commas between, make a study.",
+    ),
+]
+_Seeds = Annotated[
+    int | None, typer.Option(min=1, help="Make a study: so many seeds, from --seed or 1 on.")
+]
+_StudyFolder = Annotated[
+    Path | None,
+    typer.Option(help="The study's folder; a killed study goes on from here. Default: below runs."),
+]
+_KeepData = Annotated[
+    bool, typer.Option("--keep-data", help="Of a study: keep the data of runs that are done.")
+]
 _Cross = Annotated[
     bool, typer.Option("--cross-site", help="Then train each site alone, and try all everywhere.")
 ]
@@ -69,45 +94,97 @@ def simulate(
     plan_file: _PlanFile,
     seed: _Seed = None,
     rounds: _Rounds = None,
+    settings: _Settings = None,
+    seeds: _Seeds = None,
+    study: _StudyFolder = None,
+    keep_data: _KeepData = False,
     record: _Record = False,
     dropout: _Dropout = 0.0,
     away: _Away = None,
     pace: _Pace = 0.0,
     workers: _Workers = None,
+    engine: _Engine = None,
     directory: _Directory = None,
     runs: _Runs = Path("runs"),
     cross: _Cross = False,
 ) -> None:
     """Run a plan here, with every site in this process."""
+    from consortium.drive.study import load_study, varied
+    from consortium.plan.settings import parse_setting, variants
+
+    wanted = [parse_setting(text) for text in settings or []]
+    choices = Choices(record, dropout, tuple(away or ()), pace, workers, engine)
+    loaded = load_study(plan_file)
+    if rounds is not None:
+        loaded = replace(loaded, plan=_with_rounds(loaded.plan, rounds))
+    found = variants(loaded.plan, wanted)
+    studies = [varied(loaded, variant.plan, plan_file.parent) for variant in found]
+    if seeds is None and study is None and len(found) == 1:
+        if keep_data:
+            raise UsageError("--keep-data is for studies", hint="--data DIR keeps one run")
+        _simulate_once(studies[0], choices, runs, Once(seed, directory, cross))
+        return
+    _refuse_of_one_run(directory, cross)
+    run_study(
+        loaded,
+        studies,
+        [dict(variant.settings) for variant in found],
+        choices,
+        Series(
+            first_seed=1 if seed is None else seed,
+            seeds=seeds or 1,
+            folder=study,
+            runs=runs,
+            keep_data=keep_data,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What is asked of one run alone."""
+
+    seed: int | None
+    directory: Path | None
+    cross: bool
+
+
+def _simulate_once(study: Study, choices: Choices, runs: Path, once: Once) -> None:
     from consortium.drive.run_folder import RunFolder
     from consortium.drive.simulate import check_study
-    from consortium.drive.study import Paced, load_study
 
-    study = load_study(plan_file)
-    plan = study.plan if rounds is None else _with_rounds(study.plan, rounds)
-    sites = study.sites
-    seed = _seed(seed, directory)
+    plan, sites = study.plan, study.sites
+    seed = _seed(once.seed, once.directory)
     check_study(study.task, plan, sites, seed)
-    absent = _away(away or [], sites)
-    kept = _directory(directory, seed)
+    choices.check(sites)
+    if once.cross and plan.simulation.clients is not None:
+        raise UsageError(
+            f"--cross-site would train each of {len(sites):,} clients alone",
+            hint="it is for sites with files of their own",
+        )
+    kept = _directory(once.directory, seed)
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
     folder.begin(plan, seed)
     _introduce(plan, len(sites), seed, folder.path)
-    drops = _drops(dropout, absent, seed)
-    options: dict[str, Any] = {
-        "record": record,
-        "drops": drops,
-        "directory": kept,
-        "task_hash": study.task_hash,
-    }
-    options["workers"] = workers
-    task = Paced(study.task, pace) if pace else study.task
+    at_once()
+    options = {**choices.options(study, seed), "directory": kept}
+    task = choices.task_of(study)
     with closing(kept) if kept else nullcontext():
         run = watch(task, plan, sites, seed=seed, options=options, on_round=folder.add_round)
-    told = {**folder.finish(run), "folder": str(folder.path)}
-    if cross:
+    told = {**folder.finish(run, choices.told()), "folder": str(folder.path)}
+    if once.cross:
         told["cross_site"] = show_cross_site(run, folder.path)
     _conclude(run, folder, told)
+
+
+def _refuse_of_one_run(directory: Path | None, cross: bool) -> None:
+    if directory is not None:
+        raise UsageError(
+            "--data is for one run; a study keeps the data of each run in its own folder",
+            hint="--study DIR says where; --keep-data keeps it when runs are done",
+        )
+    if cross:
+        raise UsageError("--cross-site is for one run", hint="leave it out of a study")
 
 
 def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
@@ -137,7 +214,8 @@ def _conclude(run: Run, folder: RunFolder, told: dict[str, object]) -> None:
     data(f"\nmodel {run.model_digest.hex()}")
     if run.state.current == 0:
         say("no candidate was accepted: this is the model that the study started from")
-    say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}")
+    sent = f"; {told['bytes_per_update']:,} bytes an update" if told["bytes_per_update"] else ""
+    say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}{sent}")
     envelope("simulate", told)
 
 
@@ -177,7 +255,7 @@ def _seed(given: int | None, directory: Path | None) -> int:
 def watch(
     task: Task,
     plan: Plan,
-    sites: list[SimulatedSite],
+    sites: Sequence[SimulatedSite],
     *,
     seed: int,
     options: dict[str, Any],
@@ -209,39 +287,6 @@ def _with_rounds(plan: Plan, rounds: int) -> Plan:
         raise UsageError("--rounds is at least 1")
     federation = plan.federation.model_copy(update={"rounds": rounds})
     return plan.model_copy(update={"federation": federation})
-
-
-def _drops(
-    dropout: float, away: set[tuple[int, str]], seed: int
-) -> Callable[[int, str], bool] | None:
-    """Who falls out of which round: by name, or by chance, the same for the same seed."""
-    if dropout == 0.0 and not away:
-        return None
-    from consortium.drive.rng import stream
-
-    def falls_out(number: int, site: str) -> bool:
-        if (number, site) in away:
-            return True
-        return bool(stream(seed, f"dropout/{site}", number).random() < dropout)
-
-    return falls_out
-
-
-def _away(texts: list[str], sites: list[SimulatedSite]) -> set[tuple[int, str]]:
-    """(round, site) pairs of `--away NAME:ROUNDS`."""
-    known = {site.name for site in sites}
-    pairs = set()
-    for text in texts:
-        name, _, rounds = text.rpartition(":")
-        numbers = rounds.split(",")
-        if name not in known or not all(number.isdecimal() for number in numbers):
-            is_known = "not NAME:ROUNDS" if name in known else f"there is no site `{name}`"
-            raise UsageError(
-                f"--away {text}: {is_known}",
-                hint=f"--away {sorted(known)[0]}:3,4    # sites: {', '.join(sorted(known)[:8])}",
-            )
-        pairs |= {(int(number), name) for number in numbers}
-    return pairs
 
 
 def _directory(path: Path | None, seed: int) -> DataDirectory | None:

@@ -227,9 +227,8 @@ class Desk:
 
     def _hands(self) -> CoordinatorHands:
         study = self.study_of_plan()
-        return CoordinatorHands(
-            study.layout, study.plan.strategy, self.blobs, self._clock, self._draw
-        )
+        rules = study.layout, study.plan.strategy
+        return CoordinatorHands(*rules, self.blobs, self._clock, self._draw, study.plan.packing)
 
     def _draw(self, number: int) -> bytes:
         if self._seed is None:
@@ -371,8 +370,7 @@ class Desk:
                     raise over  # the site learns why before it has sent anything
                 return 0
         study = self.study_of_plan()
-        form = study.plan.strategy.form(study.layout)
-        return form.size * form.dtype.itemsize + _HEADER_BYTES
+        return study.plan.form(study.layout, 0).size_bytes + _HEADER_BYTES
 
     def report(self, site: SiteRow, body: Report) -> Taken:
         with self.lock:

@@ -118,6 +118,7 @@ class Teller:
 
     def _record(self, record: RoundRecord) -> View:
         told = asdict(record)
+        del told["bytes_sent"]  # of one round only: see `round`
         if not self._is_named:
             told |= {"lost": [(UNNAMED, why) for _, why in record.lost], "sites": {}, "worst": {}}
         return told
@@ -128,12 +129,16 @@ class Teller:
         if record is None:
             raise WrongRoundError(f"there is no round {number}", hint="consortium round list")
         names, tell = self._names(), _event if self._is_named else _outline
-        events = [
-            tell(fact, position, names)
+        facts = [
+            (position, fact)
             for position, fact in self.desk.index.facts_of(number)
             if hasattr(fact, "round")  # not what came before the next one
         ]
-        return self._record(record) | {"events": events}
+        events = [tell(fact, position, names) for position, fact in facts]
+        received = [fact.update for _, fact in facts if isinstance(fact, f.UpdateReceived)]
+        blobs = self.desk.blobs
+        sent = sum(blobs.size(update) for update in received if blobs.has(update))
+        return self._record(record) | {"bytes_sent": sent, "events": events}
 
     def models(self) -> list[View]:
         """Every version that was ever published."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from consortium.core.ids import Seat, SiteId
 from consortium.core.terms import HOUR_MS, Comparison, Condition, ReportValue, Terms
@@ -20,6 +21,8 @@ MAX_COHORT = 1 << 20
 MAX_REPORT = 64
 MAX_REPORT_TEXT = 200  # characters of name and value
 MAX_REPORT_NUMBER = 1e15  # this also keeps out what is not finite
+
+Pool = Sequence[Seat]  # seats to choose from, ascending
 
 _COMPARE: dict[Comparison, Callable[[ReportValue, ReportValue], bool]] = {
     Comparison.EQUAL: operator.eq,
@@ -78,12 +81,15 @@ class Roster:
         )
 
 
-def eligible(roster: Roster, terms: Terms, now_ms: int) -> list[Seat]:
+def eligible(roster: Roster, terms: Terms, now_ms: int) -> Pool:
     """The seats that may be invited now, ascending.
 
     A condition on something that a site does not report makes the site ineligible.
-    Simulated sites are always there but report nothing.
+    Simulated sites are always there but report nothing. Where nobody else is there, they
+    are a range, so that a round costs what it invites and not what there is.
     """
+    if not roster.members and len(roster.cohorts) == 1 and not terms.conditions:
+        return cast(Pool, range(*roster.cohorts[0]))
     seats = [
         seat
         for seat, member in roster.members.items()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from consortium.core.ids import Seat, Seats
-from consortium.core.roster import Roster, eligible
+from consortium.core.roster import Pool, Roster, eligible
 from consortium.core.state import Round
 from consortium.core.terms import PPM, Selection, Terms
 
@@ -49,7 +49,7 @@ def invitation_size(terms: Terms, eligible: int) -> tuple[int, int]:
     return target, min(eligible, _ceil_ppm(target, terms.overselect_ppm))
 
 
-def choose(terms: Terms, roster: Roster, pool: list[Seat], count: int, seed: bytes) -> Seats:
+def choose(terms: Terms, roster: Roster, pool: Pool, count: int, seed: bytes) -> Seats:
     """`count` seats of `pool` (ascending) by the plan's strategy; ascending."""
     if count >= len(pool):
         return tuple(pool)
@@ -57,7 +57,7 @@ def choose(terms: Terms, roster: Roster, pool: list[Seat], count: int, seed: byt
     return tuple(sorted(_STRATEGIES[terms.selection](terms, roster, pool, count, draw)))
 
 
-def choose_backups(pool: list[Seat], count: int, seed: bytes, attempt: int) -> Seats:
+def choose_backups(pool: Pool, count: int, seed: bytes, attempt: int) -> Seats:
     """`count` backups of `pool` (ascending), at random; each attempt draws afresh."""
     return tuple(sorted(_sample(pool, count, _Draw(seed, f"backup-{attempt}"))))
 
@@ -85,7 +85,7 @@ def _words(key: bytes) -> Iterator[int]:
         counter += 1
 
 
-def _sample(pool: list[Seat], count: int, draw: _Draw) -> list[Seat]:
+def _sample(pool: Pool, count: int, draw: _Draw) -> list[Seat]:
     """A uniform sample without replacement: Fisher–Yates on a sparse table."""
     moved: dict[int, Seat] = {}
     picked = []
@@ -97,11 +97,11 @@ def _sample(pool: list[Seat], count: int, draw: _Draw) -> list[Seat]:
     return picked
 
 
-def _random(terms: Terms, roster: Roster, pool: list[Seat], count: int, draw: _Draw) -> list[Seat]:
+def _random(terms: Terms, roster: Roster, pool: Pool, count: int, draw: _Draw) -> list[Seat]:
     return _sample(pool, count, draw)
 
 
-def _fair(terms: Terms, roster: Roster, pool: list[Seat], count: int, draw: _Draw) -> list[Seat]:
+def _fair(terms: Terms, roster: Roster, pool: Pool, count: int, draw: _Draw) -> list[Seat]:
     """Those who took part least; ties are broken at random."""
     by_rounds: dict[int, list[Seat]] = {}
     for seat in pool:
@@ -112,7 +112,7 @@ def _fair(terms: Terms, roster: Roster, pool: list[Seat], count: int, draw: _Dra
     return picked
 
 
-def _diverse(terms: Terms, roster: Roster, pool: list[Seat], count: int, draw: _Draw) -> list[Seat]:
+def _diverse(terms: Terms, roster: Roster, pool: Pool, count: int, draw: _Draw) -> list[Seat]:
     """One of each kind in turn, kinds and sites within a kind in random order."""
     kinds: dict[tuple[object, ...], list[Seat]] = {}
     for seat in pool:
@@ -127,7 +127,7 @@ def _diverse(terms: Terms, roster: Roster, pool: list[Seat], count: int, draw: _
     return picked[:count]
 
 
-_Strategy = Callable[[Terms, Roster, list[Seat], int, _Draw], list[Seat]]
+_Strategy = Callable[[Terms, Roster, Pool, int, _Draw], list[Seat]]
 _STRATEGIES: dict[Selection, _Strategy] = {
     Selection.RANDOM: _random,
     Selection.FAIR: _fair,

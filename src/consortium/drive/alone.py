@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from consortium.core.ids import Seat
-from consortium.drive.engine import LoopEngine
+from consortium.drive.engine import LocalEngine
 from consortium.drive.simulate import Run
 from consortium.errors import ImpossiblePlanError, QualityError
 from consortium.model import STEP, Vector
+from consortium.plan.compression import CompressionSection
 from consortium.plan.strategy import StrategySection
 from consortium.tensors import TensorSpec
 
 Kept = tuple[Vector, bytes | None]  # a model, and what its site keeps
 
 
-def train_alone(engine: LoopEngine, seat: Seat, start: Vector, rounds: int) -> Kept:
+def train_alone(engine: LocalEngine, seat: Seat, start: Vector, rounds: int) -> Kept:
     """The model of one site that trains as often as in a federation, with nobody else."""
     model, state = start, None
     form = engine.local.plan.strategy.form(engine.local.layout)
@@ -27,7 +28,7 @@ def train_alone(engine: LoopEngine, seat: Seat, start: Vector, rounds: int) -> K
 
 
 def mean_metric(
-    engine: LoopEngine, kept: Kept, seats: Sequence[Seat], index: int, made_in: int = 0
+    engine: LocalEngine, kept: Kept, seats: Sequence[Seat], index: int, made_in: int = 0
 ) -> float:
     """One metric over all test records of these sites, of a model that a round made."""
     total, records = 0.0, 0
@@ -80,13 +81,15 @@ def cross_site(run: Run, metric: str) -> CrossSite:
     return CrossSite(metric, tuple(site.name for site in run.sites), tuple(own), common)
 
 
-def alone_engine(run: Run) -> LoopEngine:
-    """The sites of a run as they would train by themselves: nobody to be pulled towards."""
-    plan = run.plan.model_copy(update={"strategy": StrategySection()})
-    return LoopEngine(replace(run.local, plan=plan), run.sites, run.seed)
+def alone_engine(run: Run) -> LocalEngine:
+    """The sites of a run as they would train by themselves: nobody to be pulled towards, and
+    nobody to send anything to."""
+    alone = {"strategy": StrategySection(), "compression": CompressionSection()}
+    plan = run.plan.model_copy(update=alone)
+    return LocalEngine(replace(run.local, plan=plan), run.sites, run.seed)
 
 
-def _shape(engine: LoopEngine, seat: Seat) -> tuple[TensorSpec, ...] | None:
+def _shape(engine: LocalEngine, seat: Seat) -> tuple[TensorSpec, ...] | None:
     """The form of what stays at a site; None where the data is not fit to be used."""
     try:
         return engine.local.inventory(engine.site(seat, 0, "start")).private

@@ -8,7 +8,7 @@ added to its block's sum as soon as it is there, so memory does not grow with th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -21,13 +21,12 @@ from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Close
+from consortium.drive.contribution import Contribution, Contributions, joined
 from consortium.drive.engine import Engine, Training
 from consortium.drive.hands import CoordinatorHands
-from consortium.drive.local import Contribution
 from consortium.drive.panel import Measured, Panel, totals
 from consortium.drive.states import SiteStates
-from consortium.model import Form, Update, Vector, save_update
-from consortium.update.stage import Chain, Rows
+from consortium.model import Form, Update, Vector, save_update, update_bytes
 
 Drops = Callable[[int, str], bool]  # whether a site falls out of a round
 OnWork = Callable[[int, str, int, int], None]  # round, what, done, of
@@ -41,10 +40,25 @@ class _Running:
     come in that order."""
 
     round: int
-    seats: list[Seat]
-    results: Generator[Contribution, None, None]
+    seats: list[Seat]  # asked, and not yet taken
+    results: Generator[Contributions, None, None]
+    ready: Contributions | None = None  # of the first of these seats
     block: BlockSum = field(default_factory=BlockSum)
-    summed: list[Seat] = field(default_factory=list)
+    summed: list[Seat] = field(default_factory=list)  # in this block
+
+    def take(self, most: int) -> tuple[list[Seat], Contributions]:
+        """The next seats with what they made: some, and `most` at most."""
+        ready = next(self.results) if self.ready is None else self.ready
+        taken = ready.part(0, most)
+        self.ready = ready.part(most, len(ready)) if len(ready) > most else None
+        seats, self.seats = self.seats[: len(taken)], self.seats[len(taken) :]
+        return seats, taken
+
+    def put_back(self, seats: list[Seat], results: Contributions) -> None:
+        """Seats that were taken too early; nothing lies ready before them."""
+        if seats:
+            self.seats = seats + self.seats
+            self.ready = results if self.ready is None else joined(results, self.ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +77,23 @@ class Cohort:
         self,
         engine: Engine,
         hands: CoordinatorHands,
-        pipeline: Chain,
         states: SiteStates,
         drops: Drops | None = None,
         on_work: OnWork | None = None,
     ) -> None:
-        self._engine, self._hands, self._pipeline = engine, hands, pipeline
+        self._engine, self._hands = engine, hands
         self._states, self._drops, self._on_work = states, drops, on_work
         self._running: _Running | None = None
         self._panel = Panel(engine, states, self._one_evaluated)
         self._asked: Round | None = None  # the round whose members are evaluating
         self._vectors: dict[Digest, Vector] = {}  # candidate and base, read once
+        self._sent_bytes = 0
+
+    def sent_bytes(self) -> int:
+        """Of the updates that sites sent since this was asked last. In blocks no file is made; its
+        size is known all the same."""
+        sent, self._sent_bytes = self._sent_bytes, 0
+        return sent
 
     def answer(self, state: Federation, now_ms: int) -> i.Input | None:
         open_round = state.round
@@ -100,55 +120,76 @@ class Cohort:
         if lost is not None:
             return i.Fail(open_round.number, lost, Failure.RESOURCES, None, now_ms)
         running = self._continued(state, open_round)
-        wanted = _still_wanted(state, open_round)
+        ranks, wanted = open_round.invited, _still_wanted(state, open_round)
         while running.seats or self._has_more(state, open_round, running):
-            seat = running.seats.pop(0)
-            result = next(running.results)
-            self._progress(open_round, "train", len(open_round.invited))
-            duty = _Begun(open_round.number, seat, open_round.base)
-            if not state.roster.is_simulated(seat):
-                return self.told(duty, result, now_ms)
-            rows = self._made(duty, result, now_ms)
-            if isinstance(rows, i.Fail):
-                return rows
-            running.block.add(open_round.invited[seat], rows.values[0], float(rows.weights[0]))
-            running.summed.append(seat)
-            if len(running.summed) == wanted:  # one by one, the round would close here too
+            first = running.seats[0]
+            if not state.roster.is_simulated(first):
+                (seat,), results = running.take(1)
+                self._progress(open_round, "train", 1)
+                duty = _Begun(open_round.number, seat, open_round.base)
+                return self.told(duty, results.each()[0], now_ms)
+            block = ranks[running.summed[0] if running.summed else first] // BLOCK
+            together = [seat for seat in running.seats if ranks[seat] // BLOCK == block]
+            most = min(len(together), wanted - len(running.summed))
+            if not most:
                 break
-        self._stop()
+            failed = self._add(open_round, running, most, now_ms)
+            if failed is not None:
+                return failed
         return self._block_answer(open_round, running, now_ms)
+
+    def _add(self, open_round: Round, running: _Running, most: int, now_ms: int) -> i.Fail | None:
+        """Add what the next sites made to the block's sum, until one of them has failed."""
+        seats, made = running.take(most)
+        failures = list(made.failures)
+        good = next((at for at, failure in enumerate(failures) if failure), len(seats))
+        for seat, state in zip(seats[:good], made.states, strict=False):
+            if state is not None:
+                self._states.keep(seat, open_round.number, state)
+        fine = made.part(0, good)
+        running.block.add(
+            [open_round.invited[seat] for seat in seats[:good]], fine.rows, fine.weights
+        )
+        running.summed += seats[:good]
+        self._count(open_round.number, fine.weights)
+        if good == len(seats):
+            self._progress(open_round, "train", good)
+            return None
+        self._progress(open_round, "train", good + 1)
+        running.put_back(seats[good + 1 :], made.part(good + 1, len(seats)))
+        failure = failures[good]
+        assert failure is not None
+        return i.Fail(open_round.number, seats[good], failure, None, now_ms)
 
     def train(self, duty: d.Train, seats: Sequence[Seat]) -> Generator[Contribution, None, None]:
         """What these seats train by an invitation like this one."""
         variate = self._hands.variate(duty.server_state)
         work = Training(duty.round, self._vector(duty.base), variate, self._states.current)
-        return self._engine.train(tuple(seats), work)
+        for made in self._engine.train(tuple(seats), work):
+            for one in made.each():
+                yield replace(one, row=one.row.copy())  # the engine uses its rows again
 
     def told(self, duty: d.Train | _Begun, result: Contribution, now_ms: int) -> i.Submit | i.Fail:
-        """What a site says that has trained: the update, which is stored, or why there is none."""
-        rows = self._made(duty, result, now_ms)
-        if isinstance(rows, i.Fail):
-            return rows
-        update = Update(rows.values[0], float(rows.weights[0]), duty.base)
-        digest = self._hands.blobs.put(save_update(update, self._hands.form))
+        """What a site says that has trained: the update, which is stored once what stays is kept,
+        or why there is none."""
+        if result.failure is not None:
+            return i.Fail(duty.round, duty.seat, result.failure, None, now_ms)
+        if result.state is not None:
+            self._states.keep(duty.seat, duty.round, result.state)
+        update = Update(result.row, result.weight, duty.base, result.packed)
+        form = self._hands.sent_form(duty.round)
+        digest = self._hands.blobs.put(save_update(update, form))
+        self._count(duty.round, [result.weight])
         return i.Submit(duty.round, duty.seat, digest, None, now_ms)
+
+    def _count(self, number: int, weights: Sequence[float]) -> None:
+        self._sent_bytes += update_bytes(self._hands.sent_form(number), *weights)
 
     def lost(self, duty: d.Train, now_ms: int) -> i.Fail | None:
         """What a site says that is to fall out of this round."""
         if self._drops is None or not self._drops(duty.round, self._name(duty.seat)):
             return None
         return i.Fail(duty.round, duty.seat, Failure.RESOURCES, None, now_ms)
-
-    def _made(self, duty: d.Train | _Begun, result: Contribution, now_ms: int) -> Rows | i.Fail:
-        """What leaves a site, once what stays is kept; or why nothing does."""
-        failure = result.failure
-        if failure is None and not np.isfinite(result.row).all():
-            failure = Failure.TRAINING
-        if failure is not None:
-            return i.Fail(duty.round, duty.seat, failure, None, now_ms)
-        if result.state is not None:
-            self._states.keep(duty.seat, duty.round, result.state)
-        return self._sent(result)
 
     def _first_to_fall_out(self, open_round: Round) -> Seat | None:
         """A waiting site that will not answer in this block of invitations, if there is one."""
@@ -160,27 +201,28 @@ class Cohort:
 
     def _continued(self, state: Federation, open_round: Round) -> _Running:
         """The training under way, or new training of the sites that come next."""
-        ahead = self._next_seats(state, open_round)
         running = self._running
         if running is not None and running.round == open_round.number:
             pending = [*running.summed, *running.seats]
-            if pending and ahead[: len(pending)] == pending:
+            if pending and list(islice(open_round.waiting, len(pending))) == pending:
                 return running
         self._stop()
-        seats = ahead.copy()
-        self._running = _Running(
-            open_round.number, seats, self._engine.train(tuple(seats), self._work(open_round))
-        )
+        seats = self._next_seats(state, open_round, [])
+        self._running = _Running(open_round.number, seats, self._asked_for(open_round, seats))
         return self._running
 
     def _has_more(self, state: Federation, open_round: Round, running: _Running) -> bool:
-        """Backups that were called meanwhile and belong to the same block of the sum: with them
-        it is one sum in the order of ranks, as it would be one by one."""
-        more = [seat for seat in self._next_seats(state, open_round) if seat not in running.summed]
-        if more and state.roster.is_simulated(more[0]):
-            running.seats = more
-            running.results = self._engine.train(tuple(more), self._work(open_round))
+        """Backups that were called meanwhile: with those of the same block it is one sum in the
+        order of ranks, as it would be one by one."""
+        running.seats = self._next_seats(state, open_round, running.summed)
+        if running.seats:
+            running.results = self._asked_for(open_round, running.seats)
         return bool(running.seats)
+
+    def _asked_for(
+        self, open_round: Round, seats: list[Seat]
+    ) -> Generator[Contributions, None, None]:
+        return self._engine.train(tuple(seats), self._work(open_round))
 
     def _work(self, open_round: Round) -> Training:
         return Training(
@@ -190,31 +232,23 @@ class Cohort:
             self._states.current,
         )
 
-    def _next_seats(self, state: Federation, open_round: Round) -> list[Seat]:
-        """Waiting seats of the lowest block of the summation; real sites come one by one."""
-        waiting = list(islice(open_round.waiting, BLOCK))  # kept in the order of invitation
-        ranks = open_round.invited
-        if not state.roster.is_simulated(waiting[0]):
-            return [seat for seat in waiting if not state.roster.is_simulated(seat)]
-        block = ranks[waiting[0]] // BLOCK
-        return [seat for seat in waiting if ranks[seat] // BLOCK == block]
+    def _next_seats(self, state: Federation, open_round: Round, summed: list[Seat]) -> list[Seat]:
+        """Waiting seats, in the order of their invitation, whose updates would be used."""
+        wanted, done = _still_wanted(state, open_round) - len(summed), set(summed)
+        waiting = (seat for seat in open_round.waiting if seat not in done)
+        return list(islice(waiting, max(wanted, 0)))
 
     def _stop(self) -> None:
         if self._running is not None:
             self._running.results.close()
             self._running = None
 
-    def _sent(self, result: Contribution) -> Rows:
-        """What a site sends: weighed, clipped."""
-        samples = np.array([result.records], np.float64)
-        return self._pipeline.apply(Rows(result.row[None, :], samples, samples))
-
     def _block_answer(self, open_round: Round, running: _Running, now_ms: int) -> i.TrainedCohort:
-        partial = running.block.finish()
+        partial, members = running.block.finish(), tuple(sorted(running.summed))
+        running.block, running.summed = BlockSum(), []
         stored = Update(partial.total, partial.weight, open_round.base)
         form = Form(self._hands.form.vectors, _FLOAT64)
         digest = self._hands.blobs.put(save_update(stored, form))
-        members = tuple(sorted(running.summed))
         return i.TrainedCohort(open_round.number, members, partial.weight, digest, now_ms)
 
     # ---- evaluation -----------------------------------------------------------------
@@ -250,11 +284,12 @@ class Cohort:
 
     def _one_evaluated(self) -> None:
         assert self._asked is not None
-        self._progress(self._asked, "evaluate", len(self._asked.members))
+        self._progress(self._asked, "evaluate", 1)
 
-    def _progress(self, open_round: Round, what: str, total: int) -> None:
+    def _progress(self, open_round: Round, what: str, done: int) -> None:
         if self._on_work is not None:
-            self._on_work(open_round.number, what, 1, total)
+            total = open_round.invited if what == "train" else open_round.members
+            self._on_work(open_round.number, what, done, len(total))
 
 
 def _still_wanted(state: Federation, open_round: Round) -> int:

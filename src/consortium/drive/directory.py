@@ -96,22 +96,28 @@ class DataDirectory:
     def lock(self) -> None:
         """Keep other processes out that ask for the lock too. Coordinators need none: it is
         for those who bring a clock of their own."""
-        self._lock = (self.path / "lock").open("w")
-        ends = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() < ends:
-                    time.sleep(_LOCK_WAIT_S / 10)
-                    continue
-                raise StoreFailedError(
-                    f"{self.path} is in use by another process", hint="wait for it, or end it"
-                ) from None
-            return
+        self._lock = locked(self.path)
 
     def close(self) -> None:
         self.log.close()
         self.cache.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def locked(folder: Path) -> IO[str]:
+    """The folder's lock, held until it is closed or the process ends."""
+    lock = (folder / "lock").open("w")
+    ends = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() < ends:
+                time.sleep(_LOCK_WAIT_S / 10)
+                continue
+            lock.close()
+            raise StoreFailedError(
+                f"{folder} is in use by another process", hint="wait for it, or end it"
+            ) from None
+        return lock

@@ -1,23 +1,25 @@
-"""Local work in a simulation, one site after the other: the plain engine that every faster
-one is tested against."""
+"""Local work in a simulation, in this process. One site after the other it is the plain engine
+that every faster one is tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from consortium.core.ids import Seat
 from consortium.core.terms import ReportValue
-from consortium.drive.local import SEE_MORE, Contribution, LocalWork, Scores, named, where
+from consortium.drive.contribution import Contribution, Contributions, together
+from consortium.drive.local import SEE_MORE, LocalWork, Scores, named, where
 from consortium.drive.rng import stream
 from consortium.errors import ConsortiumError, QualityError, SiteDataError, TaskResultError
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
-from consortium.tasks import Site, Task
+from consortium.tasks import LOOP, Site, Task
 
 States = Callable[[Seat], bytes | None]  # what a site keeps, as it was before this work
 
@@ -51,15 +53,15 @@ class Trial:
 
 
 class Engine(Protocol):
-    """Plays sites. Results come in the order of the seats that were asked; closing the
-    generator early is allowed and stops the work."""
+    """Plays sites. Results come in the order of the seats that were asked, of training some
+    seats at a time; closing the generator early is allowed and stops the work."""
 
     @property
     def sites(self) -> Sequence[SimulatedSite]: ...
 
     def train(
         self, seats: Sequence[Seat], work: Training
-    ) -> Generator[Contribution, None, None]: ...
+    ) -> Generator[Contributions, None, None]: ...
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]: ...
 
@@ -67,20 +69,37 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LoopEngine:
-    """Trains and evaluates the sites of a simulation one by one, in this process."""
+class LocalEngine:
+    """Trains and evaluates the sites of a simulation in this process."""
 
     local: LocalWork
     sites: Sequence[SimulatedSite]  # seat 1 is the first
     seed: int
+    at_once: int = 1  # sites that are trained side by side, if the task's engine can
 
-    def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contribution, None, None]:
-        for seat in seats:
-            yield self.train_one(seat, work.round, work.base, work.variate, work.states(seat))
+    def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contributions, None, None]:
+        for some in in_parts(seats, self.at_once):
+            states = [work.states(seat) for seat in some]
+            yield self.train_some(some, work.round, work.base, work.variate, states)
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         for seat in seats:
             yield self.evaluate_one(seat, work.round, work.model, work.states(seat))
+
+    def train_some(
+        self,
+        seats: Sequence[Seat],
+        number: int,
+        base: Vector,
+        variate: Vector | None,
+        states: Sequence[bytes | None],
+    ) -> Contributions:
+        """Train at these seats: side by side if the task can, one after the other if not."""
+        if self.local.engine == LOOP:
+            (seat,), (state,) = seats, states
+            return together(self.train_one(seat, number, base, variate, state))
+        sites = [self.site(seat, number, "train") for seat in seats]
+        return self.local.train_together(sites, base, variate, states)
 
     def train_one(
         self, seat: Seat, number: int, base: Vector, variate: Vector | None, state: bytes | None
@@ -111,8 +130,24 @@ def simulated_site(
         rng=stream(seed, purpose, number, seat),
         training=plan.training,
         personal=plan.personal,
-        own_seed=int(stream(seed, "own", 0, seat).integers(1 << 62)),
+        own_seed=_own_seed(seed, seat),
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _own_seed(seed: int, seat: int) -> int:
+    return int(stream(seed, "own", 0, seat).integers(1 << 62))
+
+
+def in_parts(seats: Sequence[Seat], most: int) -> Iterator[Sequence[Seat]]:
+    """Seats in parts of nearly one size, of `most` at most, in their order.
+
+    >>> [len(part) for part in in_parts([Seat(n) for n in range(100)], 64)]
+    [50, 50]
+    """
+    parts = -(-len(seats) // most)
+    for at in range(parts):
+        yield seats[len(seats) * at // parts : len(seats) * (at + 1) // parts]
 
 
 def begin(

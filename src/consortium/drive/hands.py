@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from consortium.errors import (
 )
 from consortium.gate import judge
 from consortium.model import Form, Layout, Vector, load_model
+from consortium.packing.packed import Packing
 from consortium.plan.strategy import VARIATE, StrategySection
 from consortium.screen import screen
 from consortium.store.ports import Blobs
@@ -40,6 +41,7 @@ class CoordinatorHands:
     blobs: Blobs
     clock: Clock
     draw_seed: Callable[[int], bytes]
+    packing: Packing | None = None  # of steps, where the plan compresses updates
 
     def perform(self, duty: d.Duty) -> i.Input:
         # The time of a report is that of its end: others may be heard while this is done.
@@ -63,8 +65,14 @@ class CoordinatorHands:
 
     @property
     def form(self) -> Form:
-        """What an update consists of."""
+        """What a row consists of."""
         return self.strategy.form(self.layout)
+
+    def sent_form(self, round_number: int) -> Form:
+        """What an update's file consists of in one round."""
+        if self.packing is None:
+            return self.form
+        return replace(self.form, packing=self.packing.in_round(round_number))
 
     def model(self, digest: Digest) -> Vector:
         """The vector of a stored model, for sites that train in this process."""
@@ -79,23 +87,25 @@ class CoordinatorHands:
 
     def _check(self, duty: d.Check) -> i.Checked:
         try:
-            found = check_update(self.blobs, duty.update, self.expected(duty.base))
+            expected = self.expected(duty.round, duty.base)
+            found = check_update(self.blobs, duty.update, expected)
         except (MissingBlobError, CorruptBlobError):
             found = Findings(Fault.FORMAT)  # it was here; the round must not wait for it
         about = duty.round, duty.seat, duty.update
         return i.Checked(*about, found.fault, found.weight, found.norm, self.clock.now_ms())
 
-    def expected(self, base: Digest) -> Expected:
-        """What an update trained from `base` must be under this plan."""
+    def expected(self, round_number: int, base: Digest) -> Expected:
+        """What an update of this round, trained from `base`, must be under this plan."""
         limits = self.strategy.weighing().limits()
-        return Expected(self.form, base, self.strategy.clip, limits)
+        return Expected(self.sent_form(round_number), base, self.strategy.clip, limits)
 
     def _strange(self, duty: d.Screen) -> tuple[tuple[Seat, Fault], ...]:
         """Who stands out. An update whose bytes are gone is left for the sum to stumble over:
         then the round fails, and says why."""
         ranked = [(rank, digest) for _, rank, digest in duty.updates]
         try:
-            found = screen(open_rows(self.blobs, self.form, ranked, ()), self.layout.size)
+            rows = open_rows(self.blobs, self.sent_form(duty.round), ranked, ())
+            found = screen(rows, self.layout.size)
         except (MissingBlobError, CorruptBlobError):
             return ()
         seats = [seat for seat, _, _ in duty.updates]
@@ -105,7 +115,8 @@ class CoordinatorHands:
         share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
         combination = Combination(self.strategy, self.layout, share)
         try:
-            rows = open_rows(self.blobs, self.form, duty.updates, duty.partials)
+            form = self.sent_form(duty.round)
+            rows = open_rows(self.blobs, form, duty.updates, duty.partials)
             if duty.staleness:
                 ages, exponent_ppm = duty.staleness, duty.discount_ppm
                 rows = discounted(rows, [discount(age, exponent_ppm) for age in ages])

@@ -33,6 +33,8 @@ class RoundRecord:
     worst: dict[str, tuple[str, float]] = field(default_factory=dict)  # (site, its mean)
     model: str = ""
     ended_ms: int = 0
+    updates_sent: int = 0  # whatever became of them
+    bytes_sent: int = 0  # of their files, where somebody has looked: they are not in the log
     kept: int = 0  # invitations of earlier rounds that still held, where there is no barrier
     passed_on: int = 0  # invited, not counted, and free to answer in the next round
 
@@ -73,6 +75,10 @@ class History:
                 self.rounds[-1].rejected += 1
                 self.rounds[-1].counted -= fact.fault in f.ANOMALIES  # found after the closing
                 self._lose(fact.seat, fact.fault.name)
+            case f.UpdateReceived():
+                self.rounds[-1].updates_sent += 1
+            case f.CohortTrained():
+                self.rounds[-1].updates_sent += len(fact.seats)
             case f.RoundClosed():
                 self.rounds[-1].counted = len(fact.members)
             case f.MemberRemoved():

@@ -29,8 +29,11 @@ def inventory_of(task: Task, data: Any, plan: Plan, name: str = "here") -> Inven
 
 def inventory_text(inventory: Inventory, plan: Plan) -> str:
     """The inventory as a table."""
-    strategy = plan.strategy
+    strategy, compression = plan.strategy, plan.compression
     lines = [f"LEAVES  every round, {_bytes(inventory.leaves)}", *_rows(inventory.leaves)]
+    if compression.is_on:
+        packed = plan.form(Layout(inventory.leaves), 0).size_bytes
+        lines.append(f"LEAVES  of these, {packed:,} bytes: {compression.in_words()}")
     if strategy.has_variates:
         lines.append("LEAVES  every round, as many bytes again: the change of the control variate")
     if strategy.is_normalised:
@@ -40,6 +43,9 @@ def inventory_text(inventory: Inventory, plan: Plan) -> str:
     if plan.evaluation.enabled:
         lines.append("LEAVES  every round: how many test records, the sums of the metrics")
     lines.append("STAYS   the records")
+    if compression.has_feedback:
+        left = _bytes(inventory.leaves)
+        lines.append(f"STAYS   {left}: what compression left of an update, until it is sent")
     if inventory.private:
         lines += [f"STAYS   {_bytes(inventory.private)} that the site keeps for itself"]
         lines += _rows(inventory.private)

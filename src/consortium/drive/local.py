@@ -1,23 +1,26 @@
 """One site's part of a round: run the task, hold it to its contract, make the row that leaves.
 
 The same code runs for a simulated site and at a real one. What the task keeps at the site,
-and what the strategy keeps there (SCAFFOLD's variate), is one file of tensors: it never
-leaves, and it changes only together with an update that was made.
+and what the strategy keeps there (SCAFFOLD's variate) and what compression left, is one file
+of tensors: it never leaves, and it changes only together with an update that was made.
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
+from consortium.drive.contribution import Contribution, Contributions
+from consortium.drive.leaving import HELD_BACK, Made, leaving
 from consortium.errors import (
     ConsortiumError,
     ImpossiblePlanError,
@@ -31,22 +34,21 @@ from consortium.errors import (
 from consortium.model import STEP, Layout, Vector
 from consortium.plan.strategy import TAU, VARIATE
 from consortium.plan.values import Plan
-from consortium.tasks import Inventory, LocalRules, NumpyTask, Site, Task, Trained
-from consortium.tensors import CODES, load_tensors, save_tensors
+from consortium.tasks import (
+    LOOP,
+    Inventory,
+    LocalRules,
+    NumpyTask,
+    SideBySide,
+    Site,
+    Task,
+    Trained,
+    TrainedTogether,
+)
+from consortium.tensors import CODES, load_tensors
 
 SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
 _OF_TASK = "task/"  # what the task keeps, beside what the strategy keeps
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What training at one site gives: the row that leaves, the records behind it, and the
-    state that stays (None: nothing is kept)."""
-
-    row: Vector
-    records: int
-    state: bytes | None
-    failure: Failure | None = None  # why this site falls out of the round
 
 
 Scores = tuple[list[float], int]  # (sum of each metric over the test records, how many)
@@ -64,24 +66,72 @@ class LocalWork:
     pinned: Digest | None = None  # of the frozen tensors, where the layout was made
     columns: tuple[str, ...] | None = None  # there, if the task knows them
     made_by: str = ""  # the site whose data gave the layout, for error messages
+    engine: str = LOOP  # how a task that can train sites side by side does it
 
     def train(
         self, site: Site, base: Vector, variate: Vector | None, state: bytes | None
     ) -> Contribution:
         """Train at one site from `base`; `variate` is the server's, when there is one."""
+        made, own = self._prepared(site, base, variate, state)
+        try:
+            trained = self._trained(made.site, self.layout.unflatten(base))
+        except QualityError:  # the findings stay at the site
+            made.fail(Failure.DATA_QUALITY)
+            return leaving(self.plan, self.layout, self._rows(1), [made]).each()[0]
+        step = self._flat(made.site, trained.shared) - base
+        rows = self._rows(1, step[None, :])
+        self._fill(rows[0], made, trained, step, variate, own)
+        return leaving(self.plan, self.layout, rows, [made]).each()[0]
+
+    def train_together(
+        self,
+        sites: Sequence[Site],
+        base: Vector,
+        variate: Vector | None,
+        states: Sequence[bytes | None],
+    ) -> Contributions:
+        """The same at several sites, by a task that trains them side by side."""
+        assert isinstance(self.task, SideBySide)
+        prepared = [
+            self._prepared(site, base, variate, state)
+            for site, state in zip(sites, states, strict=True)
+        ]
+        here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)
+        many = self._call(here[0], "train", self.task.train_together, here, shared, self.engine)
+        steps = self._flat_rows(many) - base
+        rows = self._rows(len(here), steps)
+        for at, (made, own) in enumerate(prepared):
+            if many.records[at] is None:
+                made.fail(Failure.DATA_QUALITY)
+            else:
+                self._fill(rows[at], made, many.at(at), steps[at], variate, own)
+        return leaving(self.plan, self.layout, rows, [made for made, _ in prepared])
+
+    def _prepared(
+        self, site: Site, base: Vector, variate: Vector | None, state: bytes | None
+    ) -> tuple[Made, Vector | None]:
+        """The site with what the strategy asks of it and what it kept, and its own variate."""
+        if state is None and variate is None and self.plan.strategy.proximal == 0.0:
+            return Made(site, None), None
         kept = {} if state is None else load_tensors(state)
         own = kept.get(VARIATE)
         if variate is not None and own is None:
             own = np.zeros_like(base)
         rules = self._rules(base, variate, own)
         site = replace(site, rules=rules, state=_of_task(kept))
-        try:
-            trained = self._trained(site, self.layout.unflatten(base))
-        except QualityError:  # the findings stay at the site
-            nothing: Vector = np.zeros(self.plan.strategy.form(self.layout).size, base.dtype)
-            return Contribution(nothing, 0, None, Failure.DATA_QUALITY)
-        step = self._flat(site, trained.shared) - base
-        return self._contribution(site, trained, step, variate, own)
+        return Made(site, kept.get(HELD_BACK)), own
+
+    def _rows(self, count: int, steps: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """(count, d) in the strategy's form, with these steps; they are used as they are where
+        an update is nothing but a step."""
+        form = self.plan.strategy.form(self.layout)
+        if steps is not None and (form.size, form.dtype) == (self.layout.size, steps.dtype):
+            return steps
+        rows = np.zeros((count, form.size), form.dtype)
+        if steps is not None:
+            for row, step in zip(rows, steps, strict=True):
+                form.part(row, STEP)[:] = step
+        return rows
 
     def evaluate(self, site: Site, model: Vector, state: bytes | None) -> Scores:
         """Try a model on one site's test records."""
@@ -155,6 +205,16 @@ class LocalWork:
             )
         return replace(result, records=_count(site, "train", result.records))
 
+    def _flat_rows(self, many: TrainedTogether) -> npt.NDArray[Any]:
+        """(n, d): every site's shared tensors as a row."""
+        count = len(many.records)
+        rows = np.empty((count, self.layout.size), self.layout.dtype)
+        at = 0
+        for spec in self.layout.specs:
+            rows[:, at : at + spec.size] = many.shared[spec.name].reshape(count, spec.size)
+            at += spec.size
+        return rows
+
     def _flat(self, site: Site, tensors: Any) -> Vector:
         try:
             return self.layout.flatten(tensors)
@@ -170,22 +230,23 @@ class LocalWork:
             "the layer there: co.private(layer)",
         )
 
-    def _contribution(
+    def _fill(
         self,
-        site: Site,
+        row: Vector,
+        made: Made,
         trained: Trained,
         step: Vector,
         variate: Vector | None,
         own: Vector | None,
-    ) -> Contribution:
-        """The row of the strategy's form, and what stays."""
-        strategy = self.plan.strategy
-        form = strategy.form(self.layout)
-        row = step
-        if form.size > len(step) or form.dtype != step.dtype:
-            row = np.empty(form.size, form.dtype)
-            form.part(row, STEP)[:] = step
+    ) -> None:
+        """Put into a row that holds the step what the strategy sends beside it, and what stays
+        beside the row."""
+        strategy, site = self.plan.strategy, made.site
         kept = {f"{_OF_TASK}{name}": array for name, array in (trained.state or {}).items()}
+        made.records, made.kept = trained.records, kept
+        if not strategy.is_normalised and variate is None:
+            return
+        form = strategy.form(self.layout)
         if strategy.is_normalised:  # FedNova sends the step of one local step, and how many
             steps = _steps(site, trained)
             form.part(row, STEP)[:] = step / np.float64(steps)
@@ -196,7 +257,6 @@ class LocalWork:
             change = -variate - step / (_steps(site, trained) * lr)
             form.part(row, VARIATE)[:] = change
             kept[VARIATE] = (own + change).astype(form.dtype)
-        return Contribution(row, trained.records, save_tensors(kept) if kept else None)
 
     def _call(self, site: Site, what: str, function: Any, *arguments: Any) -> Any:
         """Run the user's code. Its error text may carry data, so only type and place are told."""

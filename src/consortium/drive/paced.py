@@ -17,7 +17,7 @@ from consortium.core.ids import Seat
 from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.drive.cohort import Cohort
-from consortium.drive.local import Contribution
+from consortium.drive.contribution import Contribution
 
 _Asked = tuple[int, Seat]  # the invitation's round, and the seat
 

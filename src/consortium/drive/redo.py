@@ -65,7 +65,12 @@ class Redo:
         plan = Plan.from_canonical(self._blobs.get(fact.plan))
         layout = Layout.from_canonical(self._blobs.get(fact.layout))
         self._hands = CoordinatorHands(
-            layout, plan.strategy, _Forgetful(self._blobs), ManualClock(), lambda _: b""
+            layout,
+            plan.strategy,
+            _Forgetful(self._blobs),
+            ManualClock(),
+            lambda _: b"",
+            plan.packing,
         )
         self._terms = plan.terms(fact.terms.metrics)
         if self._terms.unbuffered() != fact.terms:
@@ -83,7 +88,7 @@ class Redo:
     def _check(self, state: Federation, fact: f.UpdateAccepted | f.UpdateRejected) -> str | None:
         hands, open_round = self._present_hands(), state.round
         assert open_round is not None
-        expected = hands.expected(open_round.base_of(fact.seat))
+        expected = hands.expected(open_round.number, open_round.base_of(fact.seat))
         update = open_round.submitted[fact.seat]
         self._blobs.check(update)
         found = check_update(self._blobs, update, expected)

@@ -31,7 +31,7 @@ def open_rows(
     """One source a row in the order of ranks: single updates, and sums that blocks of
     simulated sites made."""
     summed = Form(form.vectors, np.dtype(np.float64))
-    rows_bytes = form.size * form.dtype.itemsize * len(updates)
+    rows_bytes = form.size_bytes * len(updates)
     is_small = rows_bytes + summed.size * summed.dtype.itemsize * len(partials) <= _KEPT_BYTES
     if not is_small:
         named = [digest for _, digest in updates] + [digest for _, _, digest in partials]

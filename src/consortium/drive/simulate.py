@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -26,11 +26,18 @@ from consortium.drive.cohort import Cohort, Drops, OnWork
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver
-from consortium.drive.engine import Engine, LoopEngine, SimulatedSite, begin, simulated_site
+from consortium.drive.engine import Engine, LocalEngine, SimulatedSite, begin, simulated_site
 from consortium.drive.hands import CoordinatorHands
 from consortium.drive.history import History, RoundRecord, worst_of
 from consortium.drive.local import LocalWork, refuse_unfollowed
 from consortium.drive.paced import PacedCohort
+from consortium.drive.population import (
+    Population,
+    has_reports,
+    have_own_names,
+    place_of,
+    strangers,
+)
 from consortium.drive.rng import seed_bytes
 from consortium.drive.states import FileStates, MemoryStates, SiteStates
 from consortium.drive.workers import WorkerEngine, can_fork, default_workers
@@ -45,7 +52,7 @@ from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
-from consortium.tasks import Task
+from consortium.tasks import AUTO, LOOP, Pace, SideBySide, Site, Task
 
 _CHECKED_SITES = 64
 _MANY_SITES = 100
@@ -54,18 +61,22 @@ _SHOWN = 10  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to simulate. Nothing here changes the model but `drops`.
+    """How to simulate. Nothing here changes the model but `drops`, and `engine` by rounding.
 
+    `engine`: "loop" trains one site after the other; other names are faster engines of the
+    task's kind; "auto" leaves the choice to a rule.
     `workers`: processes that train sites side by side; 0: this one, one site after another;
     None: one a core for tasks that ask for it, such as torch models, else 0.
     """
 
     record: bool = False
+    engine: str = AUTO
     workers: int | None = None
     drops: Drops | None = None
     on_round: Callable[[RoundRecord], None] | None = None
     on_work: OnWork | None = None
     directory: DataDirectory | None = None  # None: in memory, gone with the process
+    is_auditable: bool = True  # on a directory: keep all that rounds leave behind
     task_hash: Digest | None = None  # None: the task is not a bundle of files
 
 
@@ -83,7 +94,7 @@ class Run:
     records: tuple[bytes, ...]  # the log
     local: LocalWork
     first: Vector  # the model that round one started from
-    sites: tuple[SimulatedSite, ...]
+    sites: Sequence[SimulatedSite]
     states: SiteStates
 
     @property
@@ -98,14 +109,14 @@ class Run:
 
     def at(self, name: str) -> Any:
         """The complete model as one site would use it: to predict, to save, to export."""
-        for seat, site in enumerate(self.sites, start=1):
-            if site.name == name:
-                here = simulated_site(
-                    site, seat, self.plan, self.seed, self.model_round, "evaluate"
-                )
-                state = self.states.current(Seat(seat))
-                return self.local.complete(here, self.model, state)
-        raise UsageError(f"there is no site `{name}`")
+        at = place_of(self.sites, name)
+        if at is None:
+            raise UsageError(f"there is no site `{name}`")
+        seat = Seat(at + 1)
+        here = simulated_site(
+            self.sites[at], seat, self.plan, self.seed, self.model_round, "evaluate"
+        )
+        return self.local.complete(here, self.model, self.states.current(seat))
 
 
 def simulate(
@@ -131,22 +142,22 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: in
     plan.terms(task.metrics)
     refuse_unfollowed(task, plan)
     reports = plan.conditions() or plan.selection.strategy == "diverse"
-    if reports and not any(site.report for site in sites):
+    if reports and not has_reports(sites):
         raise ImpossiblePlanError(
             "the plan chooses sites by what they report, and these sites report nothing",
             hint='from Python: SimulatedSite("a", data, report=(("memory_gb", 32),))',
         )
-    strangers = sorted(set(plan.simulation.pace) - {site.name for site in sites})
-    if strangers:
+    unknown = strangers(sites, sorted(plan.simulation.pace))
+    if unknown:
         raise ImpossiblePlanError(
-            f"[simulation] has the pace of `{strangers[0]}`, and there is no such site",
+            f"[simulation] has the pace of `{unknown[0]}`, and there is no such site",
             hint=f"the sites are: {', '.join(site.name for site in sites[:_SHOWN])}",
         )
     if len(sites) < plan.federation.quorum:
         raise InsufficientParticipantsError(
             f"{len(sites)} sites, but the plan's quorum is {plan.federation.quorum}"
         )
-    if len({site.name for site in sites}) < len(sites):
+    if not have_own_names(sites):
         raise UsageError("two sites have the same name", hint="each site has a name of its own")
     _check_sites(task, plan, sites, seed)
 
@@ -185,11 +196,11 @@ class _Simulation:
             self._blobs,
             self._clock,
             lambda number: seed_bytes(seed, "selection", number),
+            plan.packing,
         )
         self._cohort = Cohort(
-            _engine(LoopEngine(local, sites, seed), options.workers),
+            _engine(local, sites, seed, options),
             self._hands,
-            plan.pipeline(),
             self._states,
             options.drops,
             options.on_work,
@@ -246,7 +257,7 @@ class _Simulation:
             records=tuple(self._log.read(self._stream)),
             local=self._local,
             first=self._start,
-            sites=tuple(self._sites),
+            sites=self._sites if isinstance(self._sites, Population) else tuple(self._sites),
             states=self._states,
         )
 
@@ -283,7 +294,7 @@ class _Simulation:
             self._options.record
             or self._plan.takes_time
             or self._plan.strategy.needs_rows
-            or any(site.report for site in self._sites)
+            or has_reports(self._sites)
         )
         is_other = bool(roster.cohorts) if is_single else bool(roster.members)
         if is_other or (len(roster) not in (0, len(self._sites)) and not is_single):
@@ -317,9 +328,10 @@ class _Simulation:
             if ended is None:
                 continue
             self._add_sites(ended)
+            ended.bytes_sent = self._cohort.sent_bytes()
             self._settle()
             self._forget()
-            if self._coordinator is not None:
+            if self._coordinator is not None and self._options.is_auditable:
                 self._coordinator.keep_checkpoint()
             if self._options.on_round is not None:
                 self._options.on_round(ended)
@@ -354,9 +366,10 @@ class _Simulation:
 
     def _forget(self) -> None:
         """In memory, what a round leaves behind is dropped: memory follows the cohort and not
-        the number of rounds. On a directory everything stays, for auditors."""
+        the number of rounds. On a directory everything stays, for auditors, unless nobody will
+        audit it: then it holds what the run needs to go on."""
         over, state = self._driver.state.ended, self._driver.state
-        if self._coordinator is not None or over is None:
+        if over is None or (self._coordinator is not None and self._options.is_auditable):
             return
         present = state.versions[state.current]
         needed = {present.model, present.server_state}
@@ -381,9 +394,28 @@ class _Simulation:
         self._report()
 
 
-def _engine(loop: LoopEngine, workers: int | None) -> Engine:
-    """The loop in this process, or one process a core. Never chosen by timing."""
+def _engine(
+    local: LocalWork, sites: Sequence[SimulatedSite], seed: int, options: Options
+) -> Engine:
+    """The engine that the task's own rule or the caller names, in this process or in one a
+    core. Never chosen by timing."""
+    task, pace = local.task, Pace(LOOP)
+    if isinstance(task, SideBySide):
+        pace = task.pace(_example(local, sites, seed), options.engine)
+    elif options.engine not in (AUTO, LOOP):
+        raise UsageError(
+            f"engine `{options.engine}` is for torch models, and this task has none",
+            hint="leave the engine out",
+        )
+    engine = LocalEngine(replace(local, engine=pace.engine), sites, seed, pace.at_once)
+    workers = options.workers
     if workers is None:
-        workers = default_workers() if loop.local.task.prefers_workers else 0
-    workers = min(workers, len(loop.sites))
-    return WorkerEngine(loop, workers) if workers > 0 and can_fork() else loop
+        workers = default_workers() if task.prefers_workers else 0
+    workers = min(workers, len(sites))
+    return WorkerEngine(engine, workers) if workers > 0 and can_fork() else engine
+
+
+def _example(local: LocalWork, sites: Sequence[SimulatedSite], seed: int) -> Site:
+    """The site whose data gave the layout: its model is everybody's, but for what stays."""
+    seat = next(at for at, site in enumerate(sites) if site.name == local.made_by)
+    return simulated_site(sites[seat], seat + 1, local.plan, seed, 0, "start")

@@ -1,10 +1,11 @@
 """Sites side by side: one single-threaded process a core.
 
 Workers are forked, so that they have the task and every site's data as this process has
-them, without a copy and without pickling anything. Models and rows pass through shared
-memory; small messages are JSON with the site's state behind them. Results come in the order
-in which they were asked for, and have the same bits as the loop's: a site's random stream
-is its own, and every site trains in one thread.
+them, without a copy and without pickling anything. A job is some sites that are trained side
+by side, or one. Models and rows pass through shared memory; small messages are JSON with the
+sites' states behind them. Results come in the order in which they were asked for, and have the
+same bits as in this process: a site's random stream is its own, and every site trains in one
+thread. Of the jobs that lie ahead the one with the most records is begun first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
@@ -30,13 +32,23 @@ import numpy.typing as npt
 from consortium import errors
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat
-from consortium.drive.engine import LoopEngine, SimulatedSite, Training, Trial
-from consortium.drive.local import SEE_MORE, Contribution, Scores
+from consortium.drive.contribution import Contributions
+from consortium.drive.engine import (
+    LocalEngine,
+    SimulatedSite,
+    States,
+    Training,
+    Trial,
+    in_parts,
+)
+from consortium.drive.local import SEE_MORE, Scores
+from consortium.drive.tuning import keep_freed_memory
 from consortium.errors import ConsortiumError, InternalError
-from consortium.model import Vector
 
 _AHEAD = 2  # jobs a worker: one that it does, one that waits for it
 _AHEAD_BYTES = 32_768  # of such a waiting job: what a socket takes although nobody reads it
+_MOST_SLOTS, _SLOTS_BYTES = 32, 64 << 20  # results that wait for earlier ones to be taken
+_EVALUATED_AT_ONCE = 16  # small sites: a message costs more than one of them
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -59,14 +71,16 @@ class _Worker:
 class WorkerEngine:
     """Trains and evaluates the sites of a simulation in forked processes."""
 
-    def __init__(self, loop: LoopEngine, workers: int) -> None:
-        self._loop = loop
-        form = loop.local.plan.strategy.form(loop.local.layout)
-        self._size, self._dtype = loop.local.layout.size, form.dtype
-        slots = workers * _AHEAD
+    def __init__(self, local: LocalEngine, workers: int) -> None:
+        self._local = local
+        form = local.local.plan.strategy.form(local.local.layout)
+        self._size, self._dtype = local.local.layout.size, form.dtype
+        job_bytes = local.at_once * form.size * form.dtype.itemsize
+        slots = max(workers * _AHEAD, min(_MOST_SLOTS, _SLOTS_BYTES // max(job_bytes, 1)))
         self._models = _shared((2, self._size), self._dtype)
-        self._rows = _shared((slots, form.size), self._dtype)
+        self._rows = _shared((slots, local.at_once * form.size), self._dtype)
         self._free = deque(range(slots))
+        self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
@@ -79,23 +93,35 @@ class WorkerEngine:
 
     @property
     def sites(self) -> Sequence[SimulatedSite]:
-        return self._loop.sites
+        return self._local.sites
 
-    def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contribution, None, None]:
+    def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contributions, None, None]:
+        """The rows may be read until the next ones are asked for."""
         self._models[0] = work.base
         if work.variate is not None:
             self._models[1] = work.variate
         order = {"do": "train", "round": work.round, "variate": work.variate is not None}
-        for reply, row, state in self._ask(seats, order, work.states):
-            failure = Failure(reply["failure"]) if reply["failure"] else None
-            kept = state if reply["kept"] else None
-            yield Contribution(row, int(reply["records"]), kept, failure)
+        jobs = self._jobs(seats, self._local.at_once)
+        for job, reply, slot, both in self._ask(jobs, order, work.states):
+            records = [int(count) for count in reply["records"]]
+            self._records.update(zip(job, records, strict=True))
+            rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(job)]
+            failures = [Failure(code) if code else None for code in reply["failures"]]
+            states, packed = both[: len(job)], both[len(job) :]
+            yield Contributions(rows, records, reply["weights"], states, failures, packed)
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         self._models[0] = work.model
         order = {"do": "evaluate", "round": work.round, "variate": False}
-        for reply, _, _ in self._ask(seats, order, work.states):
-            yield reply["sums"], int(reply["records"])
+        jobs = self._jobs(seats, 1 if self._local.at_once == 1 else _EVALUATED_AT_ONCE)
+        for _, reply, _, _ in self._ask(jobs, order, work.states):
+            yield from zip(reply["sums"], reply["records"], strict=True)
+
+    def _jobs(self, seats: Sequence[Seat], most: int) -> list[Sequence[Seat]]:
+        """Seats in jobs that can be shared out evenly."""
+        jobs = -(-len(seats) // most)
+        jobs += -jobs % len(self._workers)
+        return list(in_parts(seats, max(1, -(-len(seats) // jobs)))) if jobs else []
 
     def close(self) -> None:
         """End the workers. They hold nothing that is needed."""
@@ -107,25 +133,27 @@ class WorkerEngine:
         self._workers = []
 
     def _ask(
-        self, seats: Sequence[Seat], order: dict[str, Any], states: Any
-    ) -> Generator[tuple[dict[str, Any], Vector, bytes], None, None]:
-        """Keep every worker busy, and give results in the order of the seats."""
-        waiting, running = deque(enumerate(seats)), dict[int, tuple[int, int]]()
+        self, jobs: Sequence[Sequence[Seat]], order: dict[str, Any], states: States
+    ) -> Generator[tuple[Sequence[Seat], dict[str, Any], int, list[bytes | None]], None, None]:
+        """Keep every worker busy, and give results in the order of the jobs."""
+        waiting, running = dict(enumerate(jobs)), dict[int, tuple[int, int]]()
         load = dict.fromkeys(range(len(self._workers)), 0)
         ready: dict[int, tuple[dict[str, Any], int, bytes]] = {}
+        slots = len(self._free)
         try:
-            for place in range(len(seats)):
+            for place, job in enumerate(jobs):
                 while place not in ready:
-                    self._hand_out(waiting, running, load, order, states)
+                    # Each job up to here has a slot, so that none waits for a later one's.
+                    self._hand_out(waiting, place + slots, running, load, order, states)
                     self._take_in(running, load, ready)
-                reply, slot, state = ready.pop(place)
+                reply, slot, kept = ready.pop(place)
                 if "error" in reply:  # in the order of the seats, as the loop meets it
                     raise _revived(reply)
-                row = self._rows[slot].copy()
+                yield job, reply, slot, _parted(kept, reply.get("lengths", []))
                 self._free.append(slot)
-                yield reply, row, state
         except GeneratorExit:  # nobody wants the rest; the workers go on to the next question
             self._free.extend(slot for _, slot, _ in ready.values())
+            self._free.append(slot)
             self._drain(running, load)
             raise
         except BaseException:
@@ -134,30 +162,36 @@ class WorkerEngine:
 
     def _hand_out(
         self,
-        waiting: deque[tuple[int, Seat]],
+        waiting: dict[int, Sequence[Seat]],
+        before: int,
         running: dict[int, tuple[int, int]],
         load: dict[int, int],
         order: dict[str, Any],
-        states: Any,
+        states: States,
     ) -> None:
-        while waiting and self._free:
+        while self._free:
             number = min(load, key=lambda known: load[known])
-            if load[number] >= _AHEAD:
+            places = [place for place in islice(waiting, len(self._free)) if place < before]
+            if not places or load[number] >= _AHEAD:
                 return
-            place, seat = waiting[0]
-            state = states(seat)
-            if load[number] and len(state or b"") > _AHEAD_BYTES:
+            place = max(places, key=lambda at: (self._work_in(waiting[at]), -at))
+            kept = [states(seat) for seat in waiting[place]]
+            if load[number] and sum(len(state or b"") for state in kept) > _AHEAD_BYTES:
                 return  # it would wait for us to take its result, and we for it to take this
-            waiting.popleft()
+            seats = waiting.pop(place)
             slot = self._free.popleft()
-            job = {**order, "place": place, "seat": int(seat), "slot": slot}
-            job["has_state"] = state is not None
+            job = {**order, "place": place, "seats": [int(seat) for seat in seats], "slot": slot}
+            job["lengths"] = [_length(state) for state in kept]
             try:
-                self._workers[number].pipe.send_bytes(_packed(job, state or b""))
+                self._workers[number].pipe.send_bytes(_packed(job, _joined(kept)))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
             load[number] += 1
+
+    def _work_in(self, seats: Sequence[Seat]) -> int:
+        """Records of these sites, as far as they are known."""
+        return sum(self._records.get(seat, 0) for seat in seats)
 
     def _take_in(
         self,
@@ -170,13 +204,13 @@ class WorkerEngine:
         for pipe in wait([pipe for pipe, number in pipes.items() if load[number]]):
             assert isinstance(pipe, Connection)
             try:
-                reply, state = _unpacked(pipe.recv_bytes())
+                reply, kept = _unpacked(pipe.recv_bytes())
             except (EOFError, OSError):
                 raise _death() from None
             place = int(reply["place"])
             _, slot = running.pop(place)
             load[pipes[pipe]] -= 1
-            ready[place] = reply, slot, state
+            ready[place] = reply, slot, kept
 
     def _drain(self, running: dict[int, tuple[int, int]], load: dict[int, int]) -> None:
         """Results that nobody wants any more must be gone before the next question."""
@@ -205,6 +239,7 @@ class WorkerEngine:
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
             ours.close()
+            keep_freed_memory()
             self._serve(theirs)
         except BaseException:
             traceback.print_exc()  # the parent only sees that we are gone
@@ -218,7 +253,7 @@ class WorkerEngine:
             except EOFError:
                 return
             try:
-                reply, kept = self._work(job, state if job["has_state"] else None)
+                reply, kept = self._work(job, _parted(state, job["lengths"]))
             except ConsortiumError as error:
                 reply = {"error": type(error).__name__, "message": error.message}
                 reply["hint"] = error.hint
@@ -227,18 +262,44 @@ class WorkerEngine:
                 stream.flush()  # what a task prints must not be lost when we are ended
             pipe.send_bytes(_packed({**reply, "place": job["place"]}, kept))
 
-    def _work(self, job: dict[str, Any], state: bytes | None) -> tuple[dict[str, Any], bytes]:
-        seat, number = Seat(job["seat"]), job["round"]
+    def _work(
+        self, job: dict[str, Any], states: list[bytes | None]
+    ) -> tuple[dict[str, Any], bytes]:
+        seats, number = [Seat(seat) for seat in job["seats"]], job["round"]
         model = self._models[0].copy()  # a task may keep what it is given
         if job["do"] == "evaluate":
-            sums, records = self._loop.evaluate_one(seat, number, model, state)
-            return {"sums": sums, "records": records}, b""
+            scores = [
+                self._local.evaluate_one(seat, number, model, state)
+                for seat, state in zip(seats, states, strict=True)
+            ]
+            return {"sums": [one[0] for one in scores], "records": [one[1] for one in scores]}, b""
         variate = self._models[1].copy() if job["variate"] else None
-        result = self._loop.train_one(seat, number, model, variate, state)
-        self._rows[job["slot"]] = result.row
-        told = {"records": result.records, "kept": result.state is not None}
-        told["failure"] = 0 if result.failure is None else int(result.failure)
-        return told, result.state or b""
+        made = self._local.train_some(seats, number, model, variate, states)
+        self._rows[job["slot"]].reshape(self._local.at_once, -1)[: len(seats)] = made.rows
+        told = {
+            "records": list(made.records),
+            "weights": list(made.weights),
+            "failures": [0 if failure is None else int(failure) for failure in made.failures],
+        }
+        both = [*made.states, *made.packed]
+        return {**told, "lengths": [_length(part) for part in both]}, _joined(both)
+
+
+def _length(state: bytes | None) -> int:
+    return -1 if state is None else len(state)
+
+
+def _joined(states: Sequence[bytes | None]) -> bytes:
+    return b"".join(state or b"" for state in states)
+
+
+def _parted(data: bytes, lengths: Sequence[int]) -> list[bytes | None]:
+    """What was joined, by its lengths; -1 for nothing."""
+    states, at = list[bytes | None](), 0
+    for length in lengths:
+        states.append(None if length < 0 else data[at : at + length])
+        at += max(length, 0)
+    return states
 
 
 def _shared(shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

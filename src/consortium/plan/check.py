@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from consortium.plan.asynchronous import asynchronous_problems
 from consortium.plan.check_strategy import strategy_problems
+from consortium.plan.compression import compression_problems
 from consortium.plan.problem import Problem
 from consortium.plan.text import parse_duration_ms
 from consortium.update.weigh import Weighting
@@ -27,6 +28,7 @@ def problems(plan: Plan) -> list[Problem]:
         *_stopping(plan),
         *strategy_problems(plan),
         *asynchronous_problems(plan),
+        *compression_problems(plan),
     ]
 
 
@@ -108,6 +110,14 @@ def _choices(plan: Plan) -> list[Problem]:
             Problem(
                 ("federation", "server"),
                 "the plan has both sites (simulate here) and server (deploy)",
+                "keep one of the two lines",
+            )
+        )
+    if federation.sites is not None and plan.simulation.clients is not None:
+        found.append(
+            Problem(
+                ("simulation", "clients"),
+                "the plan has both sites (files) and clients (made from their numbers)",
                 "keep one of the two lines",
             )
         )

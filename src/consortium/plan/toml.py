@@ -63,20 +63,31 @@ def read_plan(path: str | Path) -> Plan:
 
 def parse_plan(text: str, name: str = "plan") -> Plan:
     """The plan in `text`; `name` is what error messages call it."""
-    source = _Source(text, name)
+    source = Source(text, name)
     try:
         values = parse_toml(text)
     except ValueError as error:
         raise source.syntax_error(str(error)) from None
-    _refuse_unsupported(values, source)
-    try:
-        plan = Plan.model_validate(values)
-    except ValidationError as error:
-        raise _explain(error.errors()[0], source) from None
+    return plan_of(values, source)
+
+
+def plan_of(values: dict[str, Any], source: Source) -> Plan:
+    """The plan of these sections and keys, checked; `source` is what errors point at."""
+    plan = typed(values, source)
     found = problems(plan)
     if found:
         raise source.problem(found[0])
     return plan
+
+
+def typed(values: dict[str, Any], source: Source) -> Plan:
+    """The plan of these sections and keys. Each is known and has a value that it may have;
+    whether they go together was not looked at."""
+    _refuse_unsupported(values, source)
+    try:
+        return Plan.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error.errors()[0], source) from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def write_plan(plan: Plan) -> str:
     return tomli_w.dumps({name: table for name, table in values.items() if table})
 
 
-def _refuse_unsupported(values: dict[str, Any], source: _Source) -> None:
+def _refuse_unsupported(values: dict[str, Any], source: Source) -> None:
     for section, what in _NOT_YET.items():
         if section in values:
             raise source.error(
@@ -108,7 +119,7 @@ def _refuse_unsupported(values: dict[str, Any], source: _Source) -> None:
             )
 
 
-def _explain(detail: ErrorDetails, source: _Source) -> PlanError:
+def _explain(detail: ErrorDetails, source: Source) -> PlanError:
     """Pydantic's finding as one of our errors, with its line."""
     key: Key = tuple(str(part) for part in detail["loc"] if isinstance(part, str))
     place = f"`{key[-1]}` in [{key[0]}]" if len(key) > 1 else f"[{key[0]}]"
@@ -159,9 +170,9 @@ def _suggestion(name: str, known: list[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """The text of a plan, for pointing at lines. tomllib keeps no positions, so keys are
-    looked for in the text; a key that cannot be found is reported without a line."""
+class Source:
+    """The text of a plan, for pointing at lines, or a name alone. tomllib keeps no positions,
+    so keys are looked for in the text; a key that is not found is reported without a line."""
 
     text: str
     name: str

@@ -8,6 +8,7 @@ simulation and in production has the same digest.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -15,9 +16,11 @@ from pydantic import AfterValidator, Field, ValidationError
 from consortium.core.ids import Digest
 from consortium.core.terms import LOSS, PPM, Close, Condition, Metric, Selection, Terms
 from consortium.errors import ImpossiblePlanError, WrongTypeError
-from consortium.model import digest_of
+from consortium.model import Form, Layout, digest_of
+from consortium.packing.packed import Packing
 from consortium.plan.asynchronous import AsynchronousSection
 from consortium.plan.check import guarantees, problems
+from consortium.plan.compression import CompressionSection
 from consortium.plan.section import Count as _Count
 from consortium.plan.section import Names as _Names
 from consortium.plan.section import Section as _Section
@@ -190,8 +193,13 @@ class StopSection(_Section):
 
 
 class SimulationSection(_Section):
-    """How long training takes in simulated time. Nothing of it is in the digest."""
+    """Who is simulated, and how long training takes in simulated time. Nothing of it is in
+    the digest."""
 
+    clients: _Count | None = Field(
+        default=None,
+        description="simulate so many clients; a task makes the records of each from its number",
+    )
     pace: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(
         default={}, description="how many times longer a site takes, by its name"
     )
@@ -215,6 +223,7 @@ class Plan(_Section):
     stop: StopSection = StopSection()
     personal: PersonalSection = PersonalSection()
     asynchronous: AsynchronousSection = AsynchronousSection()
+    compression: CompressionSection = CompressionSection()
     simulation: SimulationSection = SimulationSection()
 
     def check(self) -> None:
@@ -254,7 +263,8 @@ class Plan(_Section):
     @property
     def takes_time(self) -> bool:
         """Whether a simulation of this plan lets training last."""
-        return bool(self.asynchronous.buffer or self.simulation.model_fields_set)
+        lasts = self.simulation.model_fields_set - {"clients"}
+        return bool(self.asynchronous.buffer or lasts)
 
     def pipeline(self) -> Chain:
         """What happens to an update before it leaves a site."""
@@ -262,6 +272,20 @@ class Plan(_Section):
         if self.strategy.clip is not None:
             stages.append(ClipByNorm(self.strategy.clip))
         return chain(*stages)
+
+    @property
+    def packing(self) -> Packing | None:
+        """How steps are packed; None: not at all."""
+        section = self.compression
+        return (
+            section.packing(self.digest if section.draws_places else b"") if section.is_on else None
+        )
+
+    def form(self, layout: Layout, round_number: int) -> Form:
+        """What an update's file consists of in one round."""
+        form = self.strategy.form(layout)
+        packing = self.packing
+        return form if packing is None else replace(form, packing=packing.in_round(round_number))
 
     def terms(self, metrics: tuple[Metric, ...]) -> Terms:
         """The rules that the core knows, for a task that reports these metrics."""

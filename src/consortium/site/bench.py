@@ -36,7 +36,6 @@ from consortium.site.failures import failure_of, marked
 from consortium.store.files import FileBlobs
 from consortium.tasks import Site, load_task
 from consortium.tensors import TensorSpec, load_tensors, save_tensors
-from consortium.update.stage import Rows
 
 _REMEMBERED = 2  # scores: a round's candidate is the next one's base
 
@@ -58,29 +57,23 @@ class Bench:
         base, kept = self._model(job.base), self._kept(job.kept)
         site = self._site(job.round, job.seat, "train")
         made = self.local.train(site, base, self._variate(job.server_state), kept)
-        if made.failure is not None:
-            message = f"site {self.about.site}: the data did not pass the task's quality check"
-            raise marked(QualityError(message), made.failure)
-        if not np.isfinite(made.row).all():
+        if made.failure is Failure.TRAINING:
             raise TaskResultError(
                 f"site {self.about.site}: training gave numbers that are not finite"
             )
+        if made.failure is not None:
+            message = f"site {self.about.site}: the data did not pass the task's quality check"
+            raise marked(QualityError(message), made.failure)
         if made.state is not None:
             self.states.keep(j.HERE, job.round, made.state)
-        parts = self._update(made.row, made.records, _digest(job.base))
+        update = Update(made.row, made.weight, _digest(job.base), made.packed)
+        parts = update_parts(update, self.local.plan.form(self.local.layout, job.round))
         with (Path(self.about.made) / j.UPDATE).open("wb") as file:  # the agent makes it durable
             file.writelines(parts)
         return j.Made(
             records=made.records,
             kept=None if made.state is None else digest_of(made.state).hex(),
         )
-
-    def _update(self, row: Vector, records: int, base: Digest) -> tuple[bytes, memoryview]:
-        """What leaves: weighed, clipped, in the form of the plan's strategy."""
-        plan, samples = self.local.plan, np.array([records], np.float64)
-        rows = plan.pipeline().apply(Rows(row[None, :], samples, samples))  # (1, d)
-        update = Update(rows.values[0], float(rows.weights[0]), base)
-        return update_parts(update, plan.strategy.form(self.local.layout))
 
     def _variate(self, server_state: str | None) -> Vector | None:
         strategy = self.local.plan.strategy

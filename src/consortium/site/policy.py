@@ -163,9 +163,9 @@ class Policy(BaseModel):
 
 def update_bytes(plan: Plan, layout: Layout) -> int:
     """The most bytes that the file of an update has under this plan."""
-    form = plan.strategy.form(layout)
+    form = plan.form(layout, 0)  # of any round: they have one size
     header = write_header(form.specs, {"base": "0" * 64, "weight": _LONGEST_WEIGHT})
-    return len(header) + sum(spec.size_bytes for spec in form.specs)
+    return len(header) + form.size_bytes
 
 
 def read_policy(path: Path) -> Policy:

@@ -171,6 +171,8 @@ def rules_in_words(plan: Plan) -> list[str]:
         lines.append(f"one round every {federation.every}")
     if strategy.clip is not None:
         lines.append(f"an update is scaled down to norm {strategy.clip:g}")
+    if plan.compression.is_on:
+        lines.append(plan.compression.in_words())
     if plan.personal.name != "none" or plan.personal.layers:
         layers = ", ".join(plan.personal.layers) or "what the task marks"
         lines.append(f"personal: {plan.personal.name}; stays here: {layers}")

@@ -161,6 +161,20 @@ def _filled(piece: bytes, opening: bytes, closing: bytes) -> Make:
     return make
 
 
+def _codes(r: Round) -> bytes:
+    """A step of 4 bits a number, in a study that does not compress updates."""
+    codes, scales = bytes([0x88]) * -(-r.size // 2), bytes(4 * -(-r.size // 256))
+    entries = {
+        "step.codes": {"dtype": "U8", "shape": [len(codes)], "data_offsets": [0, len(codes)]},
+        "step.scales": {
+            "dtype": "F32",
+            "shape": [len(scales) // 4],
+            "data_offsets": [len(codes), len(codes) + len(scales)],
+        },
+    }
+    return packed({"__metadata__": r.about} | entries, codes + scales)
+
+
 _ZIP = b"PK\x05\x06" + bytes(18)
 # What `pickle.dumps` makes of an object that runs `os.system` when it is loaded.
 _PICKLE = b"\x80\x04cposix\nsystem\n(S'touch /tmp/owned'\ntR."
@@ -245,6 +259,7 @@ FILES: tuple[HostileFile, ...] = (
         lambda r: packed({"__metadata__": r.about, "step\0": r.entry}, r.numbers()),
         DIMENSIONS,
     ),
+    HostileFile("a compressed step that was not asked for", _codes, DIMENSIONS),
     # ---- numbers --------------------------------------------------------------------
     HostileFile("NaN", _values(float("nan")), FORMAT),
     HostileFile("a signalling NaN", _bits(0x7F80_0001), FORMAT),

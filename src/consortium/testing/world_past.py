@@ -183,7 +183,7 @@ class Past:
         for seat in sorted(open_round.members, key=lambda seat: open_round.invited[seat]):
             data = self._world.blobs.get(open_round.submitted[seat])
             update = load_update(data, plain_form(layout.size, layout.dtype))
-            steps.append((self.invitations.factor(seat) * update.row, update.weight))
+            steps.append((self.invitations.factor(seat) * update.row[:], update.weight))
         return steps
 
     def _evaluated(self, fact: f.Evaluated) -> None:

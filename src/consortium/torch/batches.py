@@ -46,7 +46,7 @@ class TensorRecords:
     targets: Tensor  # (n, ...)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return int(self.inputs.shape[0])  # many times faster than len()
 
     def batches(self, batch_size: int, rng: np.random.Generator | None) -> Iterator[Batch]:
         order = None if rng is None else torch.from_numpy(rng.permutation(len(self)))
@@ -125,6 +125,24 @@ def joined(batches: Iterable[Batch]) -> Iterator[Batch]:
         held = single if held is None else _together(held, single)
     if held is not None:
         yield held
+
+
+def joined_sizes(sizes: Iterable[int]) -> Iterator[int]:
+    """How large the batches are that `joined` makes of batches of these sizes.
+
+    >>> list(joined_sizes([4, 4, 1])), list(joined_sizes([1, 1, 1]))
+    ([4, 5], [3])
+    """
+    held = single = 0
+    for size in sizes:
+        whole = single + size
+        single = whole if whole == 1 else 0
+        if single:
+            continue
+        if held:
+            yield held
+        held = whole
+    yield held + single
 
 
 def _together(first: Batch, second: Batch) -> Batch:

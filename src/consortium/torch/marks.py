@@ -59,6 +59,11 @@ class Parts:
     frozen_layers: tuple[str, ...]
 
     @property
+    def count(self) -> int:
+        """Tensors in all."""
+        return len(self.shared) + len(self.private) + len(self.buffers) + len(self.frozen)
+
+    @property
     def staying(self) -> tuple[str, ...]:
         """What a site keeps from one round to the next."""
         return tuple(sorted(self.private + self.buffers))

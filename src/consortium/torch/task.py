@@ -20,20 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from consortium.core.terms import Metric
-from consortium.drive.local import SEE_MORE, where
-from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError
+from consortium.drive.local import SEE_MORE, named, where
+from consortium.errors import ConsortiumError, SiteDataError, TaskEntryError, TaskResultError
 from consortium.model import digest_of
-from consortium.tasks import Inventory, Site, Trained
+from consortium.tasks import Inventory, Pace, Site, Trained, TrainedTogether
 from consortium.tensors import TensorSpec, save_tensors, spec_of
-from consortium.torch.arrays import Arrays, float_type, read_arrays
+from consortium.torch.arrays import Arrays, array_of, float_type, read_arrays, tensors_of
 from consortium.torch.batches import Records
 from consortium.torch.complete import SiteModel
+from consortium.torch.fused import can_fuse, run_fused
 from consortium.torch.losses import Kind, Loss, kind_of, outputs_of
 from consortium.torch.metrics import Measures, MetricChoice, measures
 from consortium.torch.reproducible import reproducibly
+from consortium.torch.together import FUSED, Ways
 from consortium.torch.training import (
     MakeOptimizer,
     Method,
+    RunPhase,
     Step,
     calibrate,
     fine_tune,
@@ -93,6 +96,7 @@ class TorchTask:
         self._measures = chosen
         self._loop = loop
         self._workshop = Workshop(make)
+        self._ways = Ways(self._workshop, method, is_ours=loop is None)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -111,7 +115,8 @@ class TorchTask:
         """What leaves and what stays. The buffers of shared layers stay: they are private."""
         with reproducibly(0), self._users_code(site):
             bench = self._workshop.bench(site)
-            parts, frozen = bench.parts, read_arrays(bench.model, bench.parts.frozen)
+            parts = bench.parts
+            frozen = {name: array_of(name, bench.first[name]) for name in parts.frozen}
             return Inventory(
                 leaves=_specs(read_arrays(bench.model, parts.shared)),
                 private=_specs(read_arrays(bench.model, parts.staying)),
@@ -134,10 +139,27 @@ class TorchTask:
         Numbers that are not finite are returned as they are: the caller drops the update.
         """
         with self._at_work(site, shared) as bench:
-            steps = self._trained(bench, site)
-            state = read_arrays(bench.model, bench.parts.staying)
-            after = read_arrays(bench.model, bench.parts.shared)
-            return Trained(after, len(bench.train), state or None, steps)
+            return self._result(bench, self._trained(bench, site))
+
+    def pace(self, site: Site, wanted: str) -> Pace:
+        """How a simulation trains sites like this one: see `consortium.torch.together`."""
+        with self._users_code(site):
+            return self._ways.pace(self._workshop.bench(site), site, wanted)
+
+    def train_together(
+        self, sites: Sequence[Site], shared: dict[str, Any], engine: str
+    ) -> TrainedTogether:
+        """Train at several sites, side by side where they can be."""
+
+        def alone(site: Site, seed: int) -> Trained:
+            with self._at_work(site, shared, seed) as bench:
+                way = run_fused if engine == FUSED else None
+                if way is not None and not can_fuse(bench.place, site, self._method):
+                    way = None
+                return self._result(bench, self._trained(bench, site, way))
+
+        with reproducibly(0), self._users_code(sites[0]):
+            return self._ways.train(sites, shared, engine, alone, self._named)
 
     def evaluate(self, site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
         """Each metric over the site's test records, and how many those are.
@@ -164,16 +186,26 @@ class TorchTask:
     def new_model(self, site: Site) -> nn.Module:
         """A model of this site's form, with first values."""
         with reproducibly(0), self._users_code(site):
-            return deepcopy(self._workshop.bench(site).model)
+            bench = self._workshop.bench(site)
+            model = deepcopy(bench.model)
+        tensors = tensors_of(model)
+        for name, value in bench.first.items():
+            tensors[name].data.copy_(value)
+        return model
 
-    def _trained(self, bench: Bench, site: Site) -> float | None:
+    def _trained(self, bench: Bench, site: Site, way: RunPhase | None = None) -> float | None:
         if self._loop is None:
-            return train_locally(bench.place, site, self._method)
+            return train_locally(bench.place, site, self._method, way)
         with only_training(bench.place, bench.parts.shared + bench.parts.private):
             steps = self._loop(bench.model, bench.given_train, site)
         if steps is None or (isinstance(steps, int | float) and steps > 0):
             return steps
         raise TaskResultError("loop returns its number of steps, or nothing")
+
+    def _result(self, bench: Bench, steps: float | None) -> Trained:
+        state = read_arrays(bench.model, bench.parts.staying)
+        after = read_arrays(bench.model, bench.parts.shared)
+        return Trained(after, len(bench.train), state or None, steps)
 
     def _settle(self, bench: Bench, site: Site) -> None:
         """Make the model the site's own, as far as the plan says."""
@@ -184,11 +216,23 @@ class TorchTask:
         bench.model.eval()
 
     @contextmanager
-    def _at_work(self, site: Site, shared: dict[str, Any]) -> Iterator[Bench]:
-        with reproducibly(int(site.rng.integers(2**63))), self._users_code(site):
+    def _at_work(
+        self, site: Site, shared: dict[str, Any], seed: int | None = None
+    ) -> Iterator[Bench]:
+        drawn = int(site.rng.integers(2**63)) if seed is None else seed
+        with reproducibly(drawn), self._users_code(site):
             bench = self._workshop.bench(site)
             bench.load(site, shared)
             yield bench
+
+    @contextmanager
+    def _named(self, site: Site) -> Iterator[None]:
+        """Errors within are this site's."""
+        try:
+            with self._users_code(site):
+                yield
+        except (SiteDataError, TaskResultError) as error:
+            raise named(error, site.name) from error.__cause__
 
     @contextmanager
     def _users_code(self, site: Site) -> Iterator[None]:

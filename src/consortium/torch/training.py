@@ -66,6 +66,9 @@ class Phase:
     rules: LocalRules = _PLAIN
 
 
+RunPhase = Callable[[Workplace, Phase, Site, Method, float | None], float]
+
+
 def phases(parts: Parts, site: Site) -> Iterator[Phase]:
     """What a round of training consists of at this site.
 
@@ -84,13 +87,16 @@ def phases(parts: Parts, site: Site) -> Iterator[Phase]:
         yield Phase(parts.shared + parts.private, epochs, site.rules)
 
 
-def train_locally(place: Workplace, site: Site, method: Method) -> float:
-    """Train in place; the effective number of steps of the shared parameters."""
+def train_locally(
+    place: Workplace, site: Site, method: Method, run: RunPhase | None = None
+) -> float:
+    """Train in place; the effective number of steps of the shared parameters. `run` is another
+    way to do what `run_phase` does."""
     started, steps = time.monotonic(), 0.0
     limit = site.training.max_seconds
     deadline = None if limit is None else started + limit
     for phase in phases(place.parts, site):
-        taken = run_phase(place, phase, site, method, deadline)
+        taken = (run or run_phase)(place, phase, site, method, deadline)
         steps = taken if place.parts.shared[0] in phase.names else steps
     return steps
 

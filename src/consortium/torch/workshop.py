@@ -10,23 +10,34 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from consortium.errors import LayoutError, SiteDataError, TaskResultError
+from consortium.plan.values import PersonalSection
 from consortium.tasks import LocalRules, Site
 from consortium.torch.arrays import misfit, tensors_of, write_arrays
-from consortium.torch.batches import Records, adopt
+from consortium.torch.batches import Records, TensorRecords, adopt
 from consortium.torch.build import built, built_apart
+from consortium.torch.chain import chain_of, is_plain
+from consortium.torch.fingerprint import fingerprint
+from consortium.torch.layers import Layer
 from consortium.torch.marks import Parts, sort_tensors
+from consortium.torch.reproducible import reproducibly
 from consortium.torch.training import Workplace
 
 Make = Callable[[Site], tuple[nn.Module, Any, Any]]
-MAX_SITES = 64
+MAX_SITES = 64  # that are kept whatever they cost
+MAX_BYTES = (
+    8 << 20
+)  # of all that are kept, if there are more: memory must not follow the population
+MAX_MODELS = 512
+_OBJECTS_BYTES = 4096  # of a bench without its numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +51,24 @@ class Bench:
     given_train: Any  # as the user's function returned it, for a loop of the user's own
     first: dict[str, Tensor]
     data: Any  # kept, so that no other object gets its identity
+    chain: tuple[Layer, ...] | None  # the model's layers, if it is a chain that we know
+    is_common: bool  # other sites' models are built like this one, and are this one
+    memo: dict[str, Any] = field(default_factory=dict)  # what an engine found out about it
 
     @property
     def place(self) -> Workplace:
         return Workplace(self.model, self.parts, self.train)
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly what keeping it costs, beside a model that others use as well."""
+        tensors = list(self.first.values())
+        for records in (self.train, self.test):
+            if isinstance(records, TensorRecords):
+                tensors += [records.inputs, records.targets]
+        if not self.is_common:
+            tensors += self.model.parameters()
+        return _OBJECTS_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def load(self, site: Site, shared: dict[str, Any]) -> None:
         """Set every tensor: as if the model had just been made, whatever it was used for."""
@@ -51,36 +76,91 @@ class Bench:
         if wrong:
             raise LayoutError(f"site {site.name}: shared tensors differ: {wrong}")
         tensors = tensors_of(self.model)
-        for name, value in self.first.items():
+        for name, value in self.staying(site).items():
             tensors[name].data.copy_(value)
-        if site.state is not None:
-            # No names here: what stays at a site is not told, not even in an error.
-            if misfit(self.model, self.parts.staying, site.state):
-                raise SiteDataError(
-                    f"site {site.name}: what was kept here does not fit the model any more",
-                    hint="the site's columns or the task have changed: start its state anew",
-                )
-            write_arrays(self.model, site.state)
         write_arrays(self.model, shared)
+
+    def staying(self, site: Site) -> dict[str, Tensor]:
+        """What is not shared: as the site kept it, or with its first values."""
+        if site.state is None:
+            return self.first
+        wanted = {name: tuple(self.first[name].shape) for name in self.parts.staying}
+        # No names here: what stays at a site is not told, not even in an error.
+        if wanted != {name: np.shape(array) for name, array in site.state.items()}:
+            raise SiteDataError(
+                f"site {site.name}: what was kept here does not fit the model any more",
+                hint="the site's columns or the task have changed: start its state anew",
+            )
+        kept = {
+            name: torch.from_numpy(np.array(array)).to(self.first[name].dtype)
+            for name, array in site.state.items()
+        }
+        return {**self.first, **kept}
+
+
+_Known = tuple[nn.Module, tuple[Layer, ...] | None, Parts, bool]
 
 
 class Workshop:
-    """Benches of the sites used last."""
+    """Benches of the sites used last: some at least, and more if they are small. Models that
+    are built alike are one model, because every use sets all of its tensors."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
         self._benches: OrderedDict[Hashable, Bench] = OrderedDict()
+        self._bytes = 0
+        self._models: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._interned: dict[Any, Any] = {}
 
     def bench(self, site: Site) -> Bench:
         """The site's bench; what stays at the site gets its first values from `own_seed`."""
         key = (site.name, _key_of(site.data), site.own_seed, site.training, site.personal)
         found = self._benches.get(key)
-        if found is None:
+        if found is not None:
+            self._benches.move_to_end(key)
+            return found
+        with reproducibly(0):
             made = built(lambda: self._made(site, site.own_seed), site.own_seed)
-            found = self._benches[key] = _bench(site, made)
-        self._benches.move_to_end(key)
-        if len(self._benches) > MAX_SITES:
-            self._benches.popitem(last=False)
+        found = self._benches[key] = self._bench(site, made)
+        self._bytes += found.size_bytes
+        while len(self._benches) > MAX_SITES and self._bytes > MAX_BYTES:
+            _, old = self._benches.popitem(last=False)
+            self._bytes -= old.size_bytes
+        return found
+
+    def interned(self, value: Any) -> Any:
+        """The first of all values that are equal to this one."""
+        return self._interned.setdefault(value, value)
+
+    def _bench(self, site: Site, made: tuple[nn.Module, Any, Any]) -> Bench:
+        built_now, train, test = made
+        model, chain, parts, is_common = self._known_model(built_now, site.personal)
+        tensors = tensors_of(built_now) if len(parts.shared) < parts.count else {}
+        shared = set(parts.shared)
+        first = {
+            name: tensor.detach().clone() for name, tensor in tensors.items() if name not in shared
+        }
+        try:
+            records = adopt(train, "training"), adopt(test, "test")
+        except SiteDataError as error:
+            raise SiteDataError(f"site {site.name}: {error.message}", hint=error.hint) from None
+        return Bench(model, parts, *records, train, first, site.data, chain, is_common)
+
+    def _known_model(self, model: nn.Module, personal: PersonalSection) -> _Known:
+        """A model that is built like this one, its layers and its parts: finding these out takes
+        longer than building it."""
+        mark = fingerprint(model)
+        key = None if mark is None else (mark, personal)
+        found = self._models.get(key)
+        if found is None:
+            is_common = key is not None and is_plain(model)
+            found = model, chain_of(model), sort_tensors(model, personal), is_common
+            if is_common:
+                self._models[key] = found
+                if len(self._models) > MAX_MODELS:
+                    self._models.popitem(last=False)
+        else:
+            self._models.move_to_end(key)
         return found
 
     def fresh_model(self, site: Site, seed: int) -> tuple[nn.Module, Parts]:
@@ -107,23 +187,6 @@ class Workshop:
         return made
 
 
-def _bench(site: Site, made: tuple[nn.Module, Any, Any]) -> Bench:
-    model, train, test = made
-    parts = sort_tensors(model, site.personal)
-    tensors = tensors_of(model)
-    first = {
-        name: tensor.detach().clone()
-        for name, tensor in tensors.items()
-        if name not in set(parts.shared)
-    }
-    try:
-        return Bench(
-            model, parts, adopt(train, "training"), adopt(test, "test"), train, first, site.data
-        )
-    except SiteDataError as error:
-        raise SiteDataError(f"site {site.name}: {error.message}", hint=error.hint) from None
-
-
 def _key_of(data: Any) -> Hashable:
     """What tells one site's data from another's, or from what it was before."""
     if isinstance(data, str | Path):
@@ -132,6 +195,8 @@ def _key_of(data: Any) -> Hashable:
         except OSError:
             return str(data)
         return str(data), found.st_mtime_ns, found.st_size
+    if isinstance(data, int):  # a client of a population: made anew whenever it is asked
+        return int, data
     return id(data)
 
 

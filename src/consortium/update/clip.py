@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium.errors import FormatError
-from consortium.update.stage import Bound, Domain, Rows, Weights
+from consortium.update.stage import Block, Bound, Domain, Rows, Weights
 
 _LEAF = 1 << 16
 
 Part = Callable[[int, int], npt.NDArray[Any]]  # the columns lo:hi of one row
 
 
-def norms(rows: Rows) -> Weights:
-    """The L2 norm of each row, (n,)."""
-    return np.array([norm(_parts_of(row), len(row)) for row in rows.values], np.float64)
+def norms(values: Block) -> Weights:
+    """The L2 norm of each row of a block (n, d), (n,)."""
+    return np.array([norm(_parts_of(row), len(row)) for row in values], np.float64)
 
 
 def _parts_of(row: npt.NDArray[Any]) -> Part:
@@ -64,9 +64,9 @@ class ClipByNorm:
     def apply(self, rows: Rows) -> Rows:
         if not np.isfinite(rows.values).all():
             raise FormatError("an update has numbers that are not finite")
-        lengths = norms(rows)
+        lengths = norms(rows.values)
         clipped = _scaled(rows, self.norm / np.maximum(lengths, self.norm))
-        is_over = norms(clipped) > self.norm
+        is_over = norms(clipped.values) > self.norm
         if is_over.any():
             clipped = _scaled(clipped, np.where(is_over, 1 - 1e-6, 1.0))
         return clipped

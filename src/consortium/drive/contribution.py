@@ -1,0 +1,91 @@
+"""What training gives: the rows that leave, one site's or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from consortium.core.facts import Failure
+from consortium.model import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What training at one site gives: the row that leaves, the records behind it, what it
+    weighs, and the state that stays (None: nothing is kept)."""
+
+    row: Vector
+    records: int
+    weight: float
+    state: bytes | None
+    failure: Failure | None = None  # why this site falls out of the round
+    packed: bytes | None = None  # the row as the file has it, where the plan compresses updates
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """The same of n sites: rows (n, d), and a value a site of everything else."""
+
+    rows: npt.NDArray[Any]
+    records: Sequence[int]
+    weights: Sequence[float]
+    states: Sequence[bytes | None]
+    failures: Sequence[Failure | None]
+    packed: Sequence[bytes | None]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def each(self) -> list[Contribution]:
+        """One after the other; the rows are views."""
+        return [
+            Contribution(*one)
+            for one in zip(
+                self.rows,
+                self.records,
+                self.weights,
+                self.states,
+                self.failures,
+                self.packed,
+                strict=True,
+            )
+        ]
+
+    def part(self, lo: int, hi: int) -> Contributions:
+        """The sites lo:hi; the rows are a view."""
+        return Contributions(
+            self.rows[lo:hi],
+            self.records[lo:hi],
+            self.weights[lo:hi],
+            self.states[lo:hi],
+            self.failures[lo:hi],
+            self.packed[lo:hi],
+        )
+
+
+def together(one: Contribution) -> Contributions:
+    """One site as a block of one."""
+    return Contributions(
+        one.row[None, :],
+        (one.records,),
+        (one.weight,),
+        (one.state,),
+        (one.failure,),
+        (one.packed,),
+    )
+
+
+def joined(first: Contributions, then: Contributions) -> Contributions:
+    """Both, in this order."""
+    return Contributions(
+        np.concatenate([first.rows, then.rows]),
+        [*first.records, *then.records],
+        [*first.weights, *then.weights],
+        [*first.states, *then.states],
+        [*first.failures, *then.failures],
+        [*first.packed, *then.packed],
+    )

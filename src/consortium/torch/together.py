@@ -1,0 +1,221 @@
+"""Which way a torch model is trained in a simulation, and training several sites that way.
+
+Three engines: "loop" is torch's own autograd and optimiser, one site after the other, as at a
+real site; "batched" trains many sites' small models side by side; "fused" trains one model at
+a time without autograd. The choice is a rule on the task, the plan and the model. What an
+engine cannot do at some site (records from a loader, labels that are wrong) the loop does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from consortium.errors import QualityError, UsageError
+from consortium.tasks import AUTO, LOOP, Pace, Site, Trained, TrainedTogether
+from consortium.torch.batches import TensorRecords, joined_sizes
+from consortium.torch.fused import can_fuse
+from consortium.torch.layers import Kind
+from consortium.torch.losses import Loss, kind_of
+from consortium.torch.side_by_side import Group, GroupForm, Member, rounded
+from consortium.torch.side_chain import ChainWay, fits, loss_is_known
+from consortium.torch.side_func import FuncWay, func_way
+from consortium.torch.side_layers import can_stand_side_by_side
+from consortium.torch.training import Method, Phase, phases
+from consortium.torch.workshop import Bench, Workshop
+
+BATCHED, FUSED = "batched", "fused"
+ENGINES = (LOOP, BATCHED, FUSED)
+# Numbers in a model up to which many are trained at once: above, one fills a core by itself.
+_SMALL = 300_000
+_AT_ONCE, _AT_ONCE_NUMBERS = 64, 8 << 20
+
+Alone = Callable[[Site, int], Trained]  # train at one site with this seed
+Told = Callable[[Site], AbstractContextManager[None]]  # errors within are told as this site's
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """How the sites of one task can be trained."""
+
+    workshop: Workshop
+    method: Method
+    is_ours: bool  # not by a loop of the user's own
+    memo: dict[nn.Module, FuncWay | None] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Loss:
+        return self.method.loss
+
+    def pace(self, bench: Bench, site: Site, wanted: str) -> Pace:
+        """The engine for models like this one."""
+        if wanted not in (AUTO, *ENGINES):
+            raise UsageError(f"there is no engine `{wanted}`", hint=f"take {', '.join(ENGINES)}")
+        if wanted == LOOP:
+            return Pace(LOOP)
+        form = self.form(bench, site)
+        numbers = sum(tensor.numel() for tensor in bench.model.parameters())
+        if form is not None and (wanted == BATCHED or (wanted == AUTO and numbers <= _SMALL)):
+            return Pace(BATCHED, max(1, min(_AT_ONCE, _AT_ONCE_NUMBERS // max(numbers, 1))))
+        if wanted != BATCHED and self.is_ours and can_fuse(bench.place, site, self.method):
+            return Pace(FUSED)
+        if wanted != AUTO:
+            raise UsageError(
+                f"engine `{wanted}` cannot train this task",
+                hint='it is for usual layers, losses and optimisers; take "auto", or "loop"',
+            )
+        return Pace(LOOP)
+
+    def form(self, bench: Bench, site: Site) -> GroupForm | None:
+        """What this site's model has in common with others, if it can stand beside them."""
+        if "form" not in bench.memo:
+            bench.memo["form"] = self._form(bench, site.training.batch_size)
+        usual = self.is_ours and self.method.step is None and self.method.optimizer is None
+        if not usual or site.training.max_seconds is not None:
+            return None
+        found: GroupForm | None = bench.memo["form"]
+        return found
+
+    def _form(self, bench: Bench, batch_size: int) -> GroupForm | None:
+        records, parts = bench.train, bench.parts
+        if not isinstance(records, TensorRecords):
+            return None
+        way = self._way(bench, records)
+        tensors = dict(bench.model.named_parameters())
+        fixed = frozenset(name for name, tensor in tensors.items() if not tensor.requires_grad)
+        if way is None or not set(parts.shared) - fixed:
+            return None
+        width, count = records.inputs.shape[-1], len(records)
+        sizes = [min(batch_size, count - at) for at in range(0, count, batch_size)]
+        if way.looks_across_records:
+            sizes = list(joined_sizes(sizes))
+        batch = batch_size if count >= batch_size else min(batch_size, rounded(count))
+        form = GroupForm(
+            way=way,
+            parts=parts,
+            fixed=fixed,
+            dtype=next(iter(tensors.values())).dtype,
+            shapes={name: tuple(tensors[name].shape) for name in parts.shared},
+            width=width if way.open_weight is None else rounded(width),
+            batch=batch,
+            joined=(len(sizes), max(sizes)) if max(sizes) > batch else None,
+        )
+        found: GroupForm = self.workshop.interned(form)
+        return found
+
+    def _way(self, bench: Bench, records: TensorRecords) -> ChainWay | FuncWay | None:
+        chain, parts = bench.chain, bench.parts
+        if chain is None or not can_stand_side_by_side(chain) or not loss_is_known(self.loss):
+            return self._func_way(bench, records)
+        behave_otherwise = (Kind.DROPOUT, Kind.BATCH_NORM)  # when their layer is frozen
+        if parts.frozen_layers and any(layer.kind in behave_otherwise for layer in chain):
+            return None
+        common = chain
+        if chain[0].kind is Kind.LINEAR and chain[0].weight in parts.private:
+            common = (replace(chain[0], size_in=0), *chain[1:])
+        way = ChainWay(common, kind_of(self.loss))
+        return way if fits(way, records, chain) else None
+
+    def _func_way(self, bench: Bench, records: TensorRecords) -> FuncWay | None:
+        """One for all benches that have the same model: those that are built alike."""
+        if bench.parts.frozen_layers or not bench.is_common:
+            return None
+        if bench.model not in self.memo:
+            self.memo[bench.model] = func_way(bench.model, self.loss, records)
+        return self.memo[bench.model]
+
+    def train(
+        self,
+        sites: Sequence[Site],
+        shared: dict[str, Any],
+        engine: str,
+        alone: Alone,
+        told: Told,
+    ) -> TrainedTogether:
+        """Train at each of these sites, groups of them side by side."""
+        made = _Made(len(sites), shared)
+        shapes = {name: np.shape(array) for name, array in shared.items()}
+        groups: dict[tuple[object, ...], tuple[GroupForm, list[Phase], list[int]]] = {}
+        members: dict[int, Member] = {}
+        for at, site in enumerate(sites):
+            seed = int(site.rng.integers(2**63))  # as the loop draws it
+            try:
+                with told(site):
+                    bench = self.workshop.bench(site)
+            except QualityError:  # the findings stay at the site
+                made.records[at] = None
+                continue
+            form = self.form(bench, site) if engine == BATCHED else None
+            if form is None or form.shapes != shapes:
+                with told(site):
+                    made.put(at, alone(site, seed))
+                continue
+            steps = list(phases(bench.parts, site))
+            if not all(set(phase.names) - form.fixed for phase in steps):
+                with told(site):
+                    made.put(at, alone(site, seed))  # says what is wrong with that
+                continue
+            key = (id(form), *((phase.names, phase.epochs) for phase in steps))
+            groups.setdefault(key, (form, steps, []))[2].append(at)
+            assert isinstance(bench.train, TensorRecords)
+            members[at] = Member(site, seed, bench.train, bench.staying(site))
+        values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
+        for form, steps, places in groups.values():
+            some = [members[at] for at in places]
+            drawn = [] if isinstance(form.way, ChainWay) else [deepcopy(m.site.rng) for m in some]
+            try:
+                group = Group(form, some, values)
+                made.put_group(places, group, group.train(steps), members)
+            except Exception:  # the user's own code or loss under vmap: each alone says more
+                if not drawn:
+                    raise
+                for at, member, rng in zip(places, some, drawn, strict=True):
+                    with told(member.site):
+                        made.put(at, alone(replace(member.site, rng=rng), member.seed))
+        return made.together()
+
+
+class _Made:
+    """Results by the place of their site."""
+
+    def __init__(self, count: int, shared: dict[str, Any]) -> None:
+        self._shared = {
+            name: np.empty((count, *np.shape(array)), np.asarray(array).dtype)
+            for name, array in shared.items()
+        }
+        for name, array in shared.items():
+            self._shared[name][:] = array
+        self.records: list[int | None] = [0] * count
+        self._states: list[Any] = [None] * count
+        self._steps: list[float | None] = [None] * count
+
+    def put(self, at: int, trained: Trained) -> None:
+        for name, array in trained.shared.items():
+            self._shared[name][at] = array
+        self.records[at], self._states[at] = trained.records, trained.state
+        self._steps[at] = trained.steps
+
+    def put_group(
+        self,
+        places: Sequence[int],
+        group: Group,
+        steps: Sequence[float],
+        members: dict[int, Member],
+    ) -> None:
+        ordered = [places[at] for at in group.order]
+        for name, stacked in self._shared.items():
+            stacked[ordered] = group.slots[name].value.numpy()
+        for at, (place, taken) in enumerate(zip(ordered, steps, strict=True)):
+            self.records[place] = len(members[place].records)
+            self._states[place] = group.kept(at) or None
+            self._steps[place] = taken
+
+    def together(self) -> TrainedTogether:
+        return TrainedTogether(self._shared, self.records, self._states, self._steps)
