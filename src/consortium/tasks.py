@@ -14,14 +14,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
-from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError
+from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError, UsageError
 from consortium.plan.values import PersonalSection, TrainingSection
 from consortium.tensors import Tensors, TensorSpec, spec_of
 
@@ -176,7 +176,6 @@ class Pace:
     at_once: int = 1
 
 
-@runtime_checkable
 class SideBySide(Protocol):
     """A task that has faster ways than one site after the other."""
 
@@ -191,6 +190,30 @@ class SideBySide(Protocol):
         """Train at each of these sites, starting from `shared`: what `train` would give, within
         rounding."""
         ...
+
+
+def pace_of(task: Task, site: Callable[[], Site], wanted: str) -> Pace:
+    """How to train this task. Refuses an engine that is not for it; `site` is asked for only
+    if the task has something to say about its model."""
+    if _trains_together(task):
+        return cast(SideBySide, task).pace(site(), wanted)
+    if wanted not in (AUTO, LOOP):
+        raise UsageError(
+            f"engine `{wanted}` is for torch models, and this task trains by itself",
+            hint="leave the engine out",
+        )
+    return Pace(LOOP)
+
+
+def _trains_together(task: Task) -> bool:
+    """Whether the task's own class has both ways to train. A class that puts another `train`
+    before one that it inherits or passes on must not be got round."""
+    classes = type(task).__mro__
+    alone, together = (
+        next((at for at, one in enumerate(classes) if name in vars(one)), None)
+        for name in ("train", "train_together")
+    )
+    return alone is not None and together is not None and together <= alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,17 @@ def test_simulation_and_five_processes_give_the_same_model(
         between = network.status()["model"]
         outcomes = [record["outcome"] for record in network.rounds()]
         told = run(
-            ["--json", "simulate", "consortium.toml", "--seed", str(SEED), "--workers", "0"],
+            [
+                "--json",
+                "simulate",
+                "consortium.toml",
+                "--seed",
+                str(SEED),
+                "--workers",
+                "0",
+                "--engine",
+                "loop",
+            ],
             network.study,
         )
     simulated = json.loads(told)["data"]

@@ -321,6 +321,27 @@ def test_small_chains_are_batched_and_others_are_not() -> None:
     assert pace(strange) == pace(small(), max_seconds=1.0) == Pace("fused")
 
 
+def test_a_task_that_changes_training_is_not_got_round() -> None:
+    """Wrapped, or inherited: then its own `train` is what counts."""
+    inner = made(mlp)
+
+    class Wrapped:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def train(self, site: Site, shared: dict[str, Any]) -> Any:
+            return {name: array + 1 for name, array in shared.items()}, 10
+
+    class Inherited(TorchTask):
+        def train(self, site: Site, shared: dict[str, Any]) -> Any:
+            return {name: array + 1 for name, array in shared.items()}, 10
+
+    inherited = Inherited(inner._make, inner._method, inner._measures, None)
+    for changed in (Wrapped(), inherited):
+        ended = run(changed, plan_of(), sites())  # type: ignore[arg-type]
+        np.testing.assert_allclose(ended.model, ended.first + 3)
+
+
 def test_an_engine_that_cannot_is_refused() -> None:
     with pytest.raises(UsageError, match="no engine `quick`"):
         pace(small(), "quick")

@@ -11,7 +11,7 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -91,13 +91,13 @@ class LocalWork:
         states: Sequence[bytes | None],
     ) -> Contributions:
         """The same at several sites, by a task that trains them side by side."""
-        assert isinstance(self.task, SideBySide)
         prepared = [
             self._prepared(site, base, variate, state)
             for site, state in zip(sites, states, strict=True)
         ]
         here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)
-        many = self._call(here[0], "train", self.task.train_together, here, shared, self.engine)
+        train = cast(SideBySide, self.task).train_together
+        many = self._call(here[0], "train", train, here, shared, self.engine)
         steps = self._flat_rows(many) - base
         rows = self._rows(len(here), steps)
         for at, (made, own) in enumerate(prepared):

@@ -52,7 +52,7 @@ from consortium.model import Layout, Vector, digest_of, save_model
 from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
-from consortium.tasks import AUTO, LOOP, Pace, SideBySide, Site, Task
+from consortium.tasks import AUTO, Site, Task, pace_of
 
 _CHECKED_SITES = 64
 _MANY_SITES = 100
@@ -399,14 +399,8 @@ def _engine(
 ) -> Engine:
     """The engine that the task's own rule or the caller names, in this process or in one a
     core. Never chosen by timing."""
-    task, pace = local.task, Pace(LOOP)
-    if isinstance(task, SideBySide):
-        pace = task.pace(_example(local, sites, seed), options.engine)
-    elif options.engine not in (AUTO, LOOP):
-        raise UsageError(
-            f"engine `{options.engine}` is for torch models, and this task has none",
-            hint="leave the engine out",
-        )
+    task = local.task
+    pace = pace_of(task, lambda: _example(local, sites, seed), options.engine)
     engine = LocalEngine(replace(local, engine=pace.engine), sites, seed, pace.at_once)
     workers = options.workers
     if workers is None:

@@ -15,7 +15,7 @@ from consortium.drive.engine import SimulatedSite, begin
 from consortium.drive.population import Population
 from consortium.errors import PlanFileError, TaskEntryError
 from consortium.plan import Plan, read_plan
-from consortium.tasks import Site, Task, load_task
+from consortium.tasks import Pace, Site, Task, load_task, pace_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ class Paced:
         time.sleep(self.pace_s)
         return self.task.train(site, shared)
 
+    def pace(self, site: Site, wanted: str) -> Pace:
+        return pace_of(self.task, lambda: site, wanted)
+
     def train_together(self, sites: Sequence[Site], *rest: Any) -> Any:
-        """Of a task that trains sites side by side: `pace` comes from there."""
         time.sleep(self.pace_s * len(sites))
         return cast(Any, self.task).train_together(sites, *rest)
