@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -205,7 +206,7 @@ def _plan_type(about: Any) -> str:
     hint = about.annotation
     choices = [choice for choice in get_args(hint) if choice is not NoneType]
     if get_origin(hint) is Literal:
-        return " or ".join(f'`"{choice}"`' for choice in choices)
+        return " or ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if get_origin(hint) is tuple:
         return "list of text"
     if get_origin(hint) is dict:

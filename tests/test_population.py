@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from consortium import Options, Population, SimulatedSite, simulate
 from consortium.cli.app import app
 from consortium.drive.population import (
-    digest_of_names,
+    digest_of_sites,
     has_reports,
     have_own_names,
     place_of,
@@ -111,8 +111,8 @@ def test_what_is_asked_of_all_sites_is_known_of_clients_at_once() -> None:
         assert have_own_names(sites) and not has_reports(sites)
     assert not have_own_names([*few, few[0]])
     assert has_reports([SimulatedSite("a", 1, report=(("gpu", True),))])
-    assert digest_of_names(clients) != digest_of_names(Population(4))
-    assert digest_of_names(few) != digest_of_names(few[:2])
+    assert digest_of_sites(clients) != digest_of_sites(Population(4))
+    assert digest_of_sites(few) != digest_of_sites(few[:2])
 
 
 @pytest.mark.parametrize("clients", [0, -1, 1_000_001])

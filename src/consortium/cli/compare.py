@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND_WIDTH = 20
-_NAME_WIDTH = 34
+_NAME_WIDTHS = 34, 100  # of the first column: the least, and the most
 
 
 @command
@@ -25,7 +25,9 @@ def compare(
     folders: Annotated[
         list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of studies.")
     ],
-    metric: Annotated[str | None, typer.Option(help="Default: the first that all have.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Default: the one that the plan looks at.")
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the metric by round: a .svg, .png or .pdf file.")
     ] = None,
@@ -53,10 +55,13 @@ def compare(
 
 def _read(folders: list[Path]) -> list[tuple[PastRun, Path]]:
     """Every run that is meant, and where it lies."""
-    from consortium.drive.runs import read_runs
+    from consortium.drive.runs import is_unstarted, read_runs
 
     found = []
     for folder in folders:
+        if len(folders) > 1 and is_unstarted(folder):
+            say(f"left out, because no round of it ended: {folder}")
+            continue
         for run in read_runs(folder):
             is_part = run.label and len(folders) > 1  # several studies may have the same settings
             told = replace(run, label=f"{folder.name}: {run.label}") if is_part else run
@@ -67,15 +72,16 @@ def _read(folders: list[Path]) -> list[tuple[PastRun, Path]]:
 def _tabled(groups: list[RunGroup], metric: str) -> list[dict[str, object]]:
     """Print the table; the rows for machines. Only where there are groups it has intervals."""
     has_groups = any(len(group.runs) > 1 for group in groups)
+    least, most = _NAME_WIDTHS
+    width = min(max([least, *(len(group.name) for group in groups)]), most)
     spread = f" {'± 95 %':>8} seeds" if has_groups else ""
     data(
-        f"{'run':<{_NAME_WIDTH}} {'strategy':<24} rounds {'last':>9}{spread} "
-        f"{'worst site':>11}  {metric}"
+        f"{'run':<{width}} {'strategy':<24} rounds {'last':>9}{spread} {'worst site':>11}  {metric}"
     )
     rows = []
     for group in groups:
         row, line = _row(group, metric, has_groups=has_groups)
-        data(line)
+        data(f"{group.name[:width]:<{width}} {line}")
         rows.append(row)
     for remark in remarks([len(group.runs) for group in groups if len(group.runs) > 1]):
         say(remark)
@@ -111,7 +117,7 @@ def _judged(runs: list[PastRun], known: list[str]) -> str:
 
 
 def _row(group: RunGroup, metric: str, *, has_groups: bool) -> tuple[dict[str, object], str]:
-    """A row for machines, and the line for people."""
+    """A row for machines, and the line for people but for the name."""
     runs, last = group.runs, group.last(metric)
     told = [run.summary.get("worst", {}).get(metric) for run in runs]
     worst = [one for one in told if one]
@@ -121,10 +127,9 @@ def _row(group: RunGroup, metric: str, *, has_groups: bool) -> tuple[dict[str, o
     if has_groups:
         half = last.half_width if last else None
         spread = f" {'–' if half is None else f'{half:.4f}':>8} {len(runs):>5}"
+    value = _number(last.mean if last else None, 9)
     line = (
-        f"{group.name[:_NAME_WIDTH]:<{_NAME_WIDTH}} {runs[0].strategy[:24]:<24} "
-        f"{rounds:>6} {last.mean if last else float('nan'):>9.4f}{spread} "
-        f"{float('nan') if lowest is None else lowest:>11.4f}  "
+        f"{runs[0].strategy[:24]:<24} {rounds:>6} {value}{spread} {_number(lowest, 11)}  "
         f"{_trend([one.mean for _, one in group.curve(metric)])}"
     )
     row: dict[str, object] = {
@@ -143,6 +148,10 @@ def _row(group: RunGroup, metric: str, *, has_groups: bool) -> tuple[dict[str, o
         "worst_site": {"value": lowest} if worst else None,  # the mean over seeds: of many sites
     }
     return row, line
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'–':>{width}}" if value is None else f"{value:>{width}.4f}"
 
 
 def _trend(values: list[float]) -> str:

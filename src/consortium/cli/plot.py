@@ -9,6 +9,8 @@ from consortium.errors import MissingExtraError, UsageError
 _FORMATS = (".svg", ".png", ".pdf")
 # Safe for colour-blind readers (Okabe and Ito), and told apart by their strokes too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_SHARES = ("accuracy", "auroc", "f1")  # between nought and one
+_LEGEND_INSIDE = 6  # curves; more names would cover them
 _STROKES = ("-", "--", "-.", ":")
 
 
@@ -25,6 +27,7 @@ def draw_curves(
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise MissingExtraError(
             "plots need matplotlib, which is not installed", hint="pip install 'consortium[plots]'"
@@ -44,11 +47,17 @@ def draw_curves(
         band = (bands or {}).get(name, [])
         if band:
             rounds, low, high = zip(*band, strict=True)
+            if metric in _SHARES:  # an interval by Student's t does not know that
+                low, high = (tuple(min(max(at, 0.0), 1.0) for at in side) for side in (low, high))
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel(metric)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(curves) > _LEGEND_INSIDE:
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:
+        axes.legend(fontsize="small")
     try:
         figure.savefig(path)
     except OSError as error:

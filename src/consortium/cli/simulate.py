@@ -155,7 +155,7 @@ def _simulate_once(study: Study, choices: Choices, runs: Path, once: Once) -> No
 
     plan, sites = study.plan, study.sites
     seed = _seed(once.seed, once.directory)
-    check_study(study.task, plan, sites, seed)
+    check_study(study.task, plan, sites, seed, choices.engine)
     choices.check(sites)
     if once.cross and plan.simulation.clients is not None:
         raise UsageError(

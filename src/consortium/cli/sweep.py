@@ -49,7 +49,7 @@ def run_study(
     from consortium.drive.sweep import StudyFolder, Subject, results
 
     for study in studies:  # all of them before the first begins
-        check_study(study.task, study.plan, study.sites, series.first_seed)
+        check_study(study.task, study.plan, study.sites, series.first_seed, choices.engine)
         choices.check(study.sites)
     subject = Subject.of(base, studies, settings, choices.told())
     name = base.plan.federation.name
@@ -179,14 +179,17 @@ class _Runner:
 def _conclude(folder: StudyFolder, metric: Metric, found: Sequence[SettingResult]) -> None:
     data("")
     better = "higher" if metric.higher_is_better else "lower"
-    data(f"{metric.name:>10}  {'± 95 %':>8}  seeds  settings, best first ({better} is better)")
+    has_sizes = len({one.bytes_per_update for one in found}) > 1
+    size = f" {'bytes':>11}" if has_sizes else ""
+    title = f"settings, best first ({better} is better)"
+    data(f"{metric.name:>10}  {'± 95 %':>8}  seeds{size}  {title}")
     for one in found:
-        data(_row(one))
+        data(_row(one, has_sizes))
     for remark in remarks([one.interval.count for one in found if one.interval]):
         say(remark)
     if _is_open(found):
-        say("the intervals of the first two overlap: these seeds do not tell which is better")
-    say(f"finished: {len(folder.runs)} runs; see {folder.path}")
+        say("seed by seed, the first may be no better than the second: more seeds would tell")
+    say(f"finished: {_count(len(folder.runs), 'run')}; see {folder.path}")
     done = [run.done for run in folder.runs if run.done is not None]
     if all(run.failed_rounds == run.rounds for run in done):
         raise InsufficientParticipantsError(
@@ -195,7 +198,7 @@ def _conclude(folder: StudyFolder, metric: Metric, found: Sequence[SettingResult
     envelope("simulate", _told(folder, metric, found))
 
 
-def _row(one: SettingResult) -> str:
+def _row(one: SettingResult, has_sizes: bool) -> str:
     from consortium.drive.sweep import label_of
 
     if one.interval is None:
@@ -204,6 +207,9 @@ def _row(one: SettingResult) -> str:
         half = one.interval.half_width
         told = f"{one.interval.mean:>10.4f}  {'–' if half is None else f'{half:.4f}':>8}"
         told += f"  {one.interval.count:>5}"
+    if has_sizes:
+        size = "–" if one.bytes_per_update is None else f"{one.bytes_per_update:,}"
+        told += f" {size:>11}"
     lost = f"  ({_count(one.unmeasured, 'run')} measured nothing)" if one.unmeasured else ""
     return f"{told}  {label_of(one.settings) or '(the plan)'}{lost}"
 
@@ -223,11 +229,10 @@ def remarks(counts: Sequence[int]) -> list[str]:
 
 def _is_open(found: Sequence[SettingResult]) -> bool:
     """Whether the best two cannot be told apart."""
-    known = [one.interval for one in found[:2] if one.interval is not None]
-    if len(known) < 2 or any(one.half_width is None for one in known):
-        return False
-    first, second = known
-    return first.low <= second.high and second.low <= first.high
+    from consortium.drive.sweep import difference
+
+    apart = difference(*found[:2]) if len(found) > 1 else None
+    return apart is not None and apart.low <= 0.0 <= apart.high
 
 
 def _told(folder: StudyFolder, metric: Metric, found: Sequence[SettingResult]) -> dict[str, object]:
@@ -244,6 +249,7 @@ def _told(folder: StudyFolder, metric: Metric, found: Sequence[SettingResult]) -
                 "half_width": one.interval.half_width if one.interval else None,
                 "values": {str(seed): value for seed, value in one.values.items()},
                 "unmeasured": one.unmeasured,
+                "bytes_per_update": one.bytes_per_update,
             }
             for one in found
         ],

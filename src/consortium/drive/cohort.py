@@ -282,9 +282,10 @@ class Cohort:
     def _name(self, seat: Seat) -> str:
         return self._engine.sites[seat - 1].name
 
-    def _one_evaluated(self) -> None:
+    def _one_evaluated(self, total: int) -> None:
         assert self._asked is not None
-        self._progress(self._asked, "evaluate", 1)
+        if self._on_work is not None:
+            self._on_work(self._asked.number, "evaluate", 1, total)
 
     def _progress(self, open_round: Round, what: str, done: int) -> None:
         if self._on_work is not None:

@@ -222,6 +222,8 @@ class LocalWork:
             raise self._layout_error(site, error.message) from None
 
     def _layout_error(self, site: Site, what: str) -> LayoutError:
+        if what.startswith("site "):
+            return LayoutError(what)
         if self.made_by in ("", site.name):
             return LayoutError(f"site {site.name}: {what}")
         return LayoutError(

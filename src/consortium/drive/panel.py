@@ -31,7 +31,7 @@ class Panel:
     the base with what went with it. A round's candidate is the next one's base, so it is
     measured once."""
 
-    def __init__(self, engine: Engine, states: SiteStates, on_site: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, states: SiteStates, on_site: Callable[[int], None]) -> None:
         self._engine, self._states, self._on_site = engine, states, on_site
         self._known: dict[Digest, _Known] = {}
         self._done: tuple[int, Digest] | None = None
@@ -54,17 +54,23 @@ class Panel:
             held = self._states.current(seat)
             return after(seat) if held is None else held
 
-        self._try(candidate, after, list(seats))
-        self._try(base, before, list(seats))
+        trials = [
+            (model, kept, self._missing(model, kept, list(seats)))
+            for model, kept in ((candidate, after), (base, before))
+        ]
+        total = sum(len(marks) for _, _, marks in trials)
+        for model, kept, marks in trials:
+            known = self._known[model.name]
+            work = Trial(model.round, model.vector, kept)
+            for seat, scores in zip(marks, self._engine.evaluate(list(marks), work), strict=True):
+                known[seat] = marks[seat], scores
+                self._on_site(total)
         self._done = number, candidate.name
 
-    def _try(self, model: Measured, kept: States, seats: Seats) -> None:
+    def _missing(self, model: Measured, kept: States, seats: Seats) -> dict[Seat, Digest | None]:
+        """Those seats at which the model is not measured yet, with what they keep."""
         known, marks = self._known[model.name], {seat: _mark(kept(seat)) for seat in seats}
-        missing = [seat for seat in seats if known.get(seat, (b"",))[0] != marks[seat]]
-        results = self._engine.evaluate(missing, Trial(model.round, model.vector, kept))
-        for seat, scores in zip(missing, results, strict=True):
-            known[seat] = marks[seat], scores
-            self._on_site()
+        return {seat: mark for seat, mark in marks.items() if known.get(seat, (b"",))[0] != mark}
 
     def scores(self, model: Digest, seats: Sequence[Seat]) -> list[Scores]:
         """What was measured of a model at these seats."""

@@ -6,7 +6,9 @@ memory follows the clients of a round and not the population.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import overload
 
 from consortium.core.ids import Digest
@@ -101,11 +103,22 @@ def strangers(sites: Sequence[SimulatedSite], names: Iterable[str]) -> list[str]
     return [name for name in names if name not in known]
 
 
-def digest_of_names(sites: Sequence[SimulatedSite]) -> Digest:
-    """What tells these sites from others, as far as names do."""
+def digest_of_sites(sites: Sequence[SimulatedSite]) -> Digest:
+    """What tells these sites from others: their names, and what is in their files."""
     if isinstance(sites, Population):
         return digest_of(f"clients {sites.numbers}".encode())
-    return digest_of("\n".join(site.name for site in sites).encode())
+    return digest_of("\n".join(f"{site.name} {_contents(site.data)}" for site in sites).encode())
+
+
+def _contents(data: object) -> str:
+    """The digest of a site's file; nothing for data of another kind."""
+    if not isinstance(data, str | Path):
+        return ""
+    try:
+        with Path(data).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:  # a folder, or a name that only the task understands
+        return ""
 
 
 def has_reports(sites: Sequence[SimulatedSite]) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from consortium.drive.history import RoundRecord
-from consortium.drive.population import digest_of_names
+from consortium.drive.population import digest_of_sites
 from consortium.drive.simulate import Run
 from consortium.errors import PlanFileError, StoreFailedError
 from consortium.model import save_model
@@ -134,7 +134,7 @@ def summary(run: Run) -> dict[str, object]:
         "model_version": run.state.current,
         "plan": run.plan.digest.hex(),
         "task": "" if run.state.task is None else run.state.task.hex(),
-        "sites": {"count": len(run.sites), "names": digest_of_names(run.sites).hex()},
+        "sites": {"count": len(run.sites), "digest": digest_of_sites(run.sites).hex()},
         "metrics": final_metrics(run),
         "worst": accepted[-1].worst if accepted else {},
         **_sent(rounds),
@@ -144,11 +144,15 @@ def summary(run: Run) -> dict[str, object]:
 
 def _sent(rounds: Sequence[RoundRecord]) -> dict[str, object]:
     """What sites sent. Of rounds before a run went on, the bytes may not be known."""
+    total = sum(record.bytes_sent for record in rounds)
+    return {"bytes_sent": total, "bytes_per_update": bytes_per_update(rounds)}
+
+
+def bytes_per_update(rounds: Sequence[RoundRecord]) -> int | None:
+    """The mean size of what sites sent; None if it is not known."""
     known = [record for record in rounds if record.bytes_sent]
-    total, updates = (
-        sum(getattr(record, key) for record in known) for key in ("bytes_sent", "updates_sent")
-    )
-    return {"bytes_sent": total, "bytes_per_update": round(total / updates) if updates else None}
+    updates = sum(record.updates_sent for record in known)
+    return round(sum(record.bytes_sent for record in known) / updates) if updates else None
 
 
 def final_metrics(run: Run) -> dict[str, float]:

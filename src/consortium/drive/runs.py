@@ -133,6 +133,11 @@ def _label(study: PastStudy, setting: int, folder: Path) -> str:
     return label_of(told_apart(study.subject.settings)[setting]) or folder.resolve().name
 
 
+def is_unstarted(folder: Path) -> bool:
+    """Whether it is the folder of a run of which no round ended."""
+    return (folder / "plan.toml").exists() and not (folder / "rounds.jsonl").exists()
+
+
 def read_run(folder: Path) -> PastRun:
     """The run in a folder that `consortium simulate` made."""
     try:
@@ -142,6 +147,10 @@ def read_run(folder: Path) -> PastRun:
         summary = dict(json.loads(file.read_text())) if file.exists() else {}
         plan = read_plan(folder / "plan.toml")
     except (OSError, TypeError, ValueError, RecursionError) as error:
+        if is_unstarted(folder):
+            raise PlanFileError(
+                f"no round of the run in {folder} ended", hint="leave it out, or remove it"
+            ) from None
         raise PlanFileError(
             f"{folder} is not the folder of a run: {type(error).__name__}",
             hint="runs lie in runs/ below where `consortium simulate` was started",

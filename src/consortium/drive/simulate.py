@@ -136,7 +136,13 @@ def simulate(
         simulation.close()
 
 
-def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int = 0) -> None:
+def check_study(
+    task: Task,
+    plan: Plan,
+    sites: Sequence[SimulatedSite],
+    seed: int = 0,
+    engine: str | None = None,
+) -> None:
     """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
     plan.terms(task.metrics)
@@ -159,16 +165,19 @@ def check_study(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: in
         )
     if not have_own_names(sites):
         raise UsageError("two sites have the same name", hint="each site has a name of its own")
-    _check_sites(task, plan, sites, seed)
+    _check_sites(task, plan, sites, seed, engine or AUTO)
 
 
-def _check_sites(task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int) -> None:
+def _check_sites(
+    task: Task, plan: Plan, sites: Sequence[SimulatedSite], seed: int, engine: str
+) -> None:
     """Say before the first round which site's model is not like the others'. Of a thousand
     sites only the first are asked: the others are, when they train."""
     local, _ = begin(task, plan, sites, seed)
     for seat, site in enumerate(sites[:_CHECKED_SITES], start=1):
         with suppress(QualityError):  # such a site sits the rounds out, and says so
             local.check(simulated_site(site, seat, plan, seed, 0, "start"))
+    pace_of(task, lambda: _example(local, sites, seed), engine)
 
 
 class _Simulation:

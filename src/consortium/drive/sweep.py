@@ -22,8 +22,8 @@ from typing import IO, Any
 
 from consortium.drive.directory import locked
 from consortium.drive.interval import Interval, interval
-from consortium.drive.population import digest_of_names
-from consortium.drive.run_folder import final_metrics
+from consortium.drive.population import digest_of_sites
+from consortium.drive.run_folder import bytes_per_update, final_metrics
 from consortium.drive.simulate import Run
 from consortium.drive.study import Study
 from consortium.errors import PlanFileError, WrongPhaseError
@@ -54,13 +54,14 @@ class DoneRun:
     failed_rounds: int
     finished: str
     metrics: dict[str, float]
+    bytes_per_update: int | None = None
 
     @classmethod
     def of(cls, run: Run) -> DoneRun:
         rounds = run.history.rounds
         failed = sum(record.outcome == "failed" for record in rounds)
         told = len(rounds), failed, run.history.finished, final_metrics(run)
-        return cls(run.model_digest.hex(), *told)
+        return cls(run.model_digest.hex(), *told, bytes_per_update(rounds))
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ class Subject:
         settings: Sequence[dict[str, str]],
         choices: dict[str, Any],
     ) -> Subject:
-        sites = "\n".join(digest_of_names(study.sites).hex() for study in studies)
+        sites = "\n".join(digest_of_sites(study.sites).hex() for study in studies)
         return cls(
             digest_of(write_plan(base.plan).encode()).hex(),
             tuple(settings),
@@ -261,7 +262,8 @@ def _subject(told: dict[str, Any]) -> Subject:
 def _runs(told: list[dict[str, Any]], settings: int) -> list[PlannedRun]:
     runs = []
     for one in told:
-        if Path(one["folder"]).name != one["folder"]:  # never outside of the study
+        name = str(one["folder"])
+        if Path(name).name != name or name in ("", ".", "..", "data"):  # never outside of the study
             raise ValueError("not the name of a folder")
         done = None if one["done"] is None else _done(one["done"])
         runs.append(PlannedRun(one["folder"], int(one["setting"]), int(one["seed"]), done))
@@ -273,7 +275,9 @@ def _runs(told: list[dict[str, Any]], settings: int) -> list[PlannedRun]:
 def _done(told: dict[str, Any]) -> DoneRun:
     metrics = {str(name): float(value) for name, value in told["metrics"].items()}
     rounds = int(told["rounds"]), int(told["failed_rounds"])
-    return DoneRun(str(told["model"]), *rounds, str(told["finished"]), metrics)
+    size = told.get("bytes_per_update")
+    size = None if size is None else int(size)
+    return DoneRun(str(told["model"]), *rounds, str(told["finished"]), metrics, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +288,7 @@ class SettingResult:
     values: dict[int, float]
     unmeasured: int  # runs that are done and measured nothing
     interval: Interval | None
+    bytes_per_update: int | None  # of the first run that knows
 
 
 def results(
@@ -293,16 +298,27 @@ def results(
     found = []
     for number, values in enumerate(told_apart(settings)):
         done = {
-            run.seed: run.done.metrics
-            for run in runs
-            if run.setting == number and run.done is not None
+            run.seed: run.done for run in runs if run.setting == number and run.done is not None
         }
-        measured = {seed: told[metric] for seed, told in done.items() if metric in told}
+        measured = {
+            seed: told.metrics[metric] for seed, told in done.items() if metric in told.metrics
+        }
         known = interval(list(measured.values())) if measured else None
-        found.append(SettingResult(values, measured, len(done) - len(measured), known))
+        sizes = (told.bytes_per_update for told in done.values() if told.bytes_per_update)
+        lost = len(done) - len(measured)
+        found.append(SettingResult(values, measured, lost, known, next(sizes, None)))
 
     def rank(one: SettingResult) -> tuple[bool, float]:
         mean = 0.0 if one.interval is None else one.interval.mean
         return one.interval is None, -mean if higher else mean
 
     return sorted(found, key=rank)
+
+
+def difference(first: SettingResult, second: SettingResult) -> Interval | None:
+    """How much more the first has than the second, seed by seed: settings share their seeds,
+    and a seed that is hard for one is hard for the other."""
+    seeds = sorted(first.values.keys() & second.values.keys())
+    if len(seeds) < 2:
+        return None
+    return interval([first.values[seed] - second.values[seed] for seed in seeds])

@@ -38,7 +38,10 @@ def chain_of(model: nn.Module) -> tuple[Layer, ...] | None:
         graph = _traced(model)
     if graph is None:
         return None
-    layers = _layers(graph, model)
+    try:
+        layers = _layers(graph, model)
+    except (TypeError, ValueError, IndexError, AttributeError):  # arguments that we do not know
+        return None
     if layers is None or not _uses_each_once(model, layers):
         return None
     return tuple(layer for layer in layers if layer.kind is not Kind.IDENTITY)

@@ -36,7 +36,6 @@ def _describe(module: nn.Module, found: list[object]) -> bool:
     for kind in ("_parameters", "_buffers"):
         for name, tensor in values[kind].items():
             found.append((name, None if tensor is None else _form(tensor)))
-    found.append(tuple(sorted(values.get("_non_persistent_buffers_set", ()))))
     for name, child in values["_modules"].items():
         found.append(name)
         if child is not None and not _describe(child, found):

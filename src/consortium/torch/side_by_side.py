@@ -84,6 +84,7 @@ class GroupForm:
     fixed: frozenset[str]  # parameters that the user has switched off
     dtype: torch.dtype
     shapes: dict[str, tuple[int, ...]] = field(hash=False)  # of the shared tensors
+    records: tuple[object, ...]  # the form of one of them
     width: int  # of the records, rounded up where the first layer's is left open
     batch: int  # records of a full step, rounded up where a site has less than that
     joined: tuple[int, int] | None  # how many steps, and records of the last, if it is larger
@@ -168,12 +169,17 @@ class Group:
 
     def _batches(self, epochs: int) -> Iterator[tuple[Tensor, Tensor, Batch]]:
         """Every step's records, (k, n, ...) of those sites that still have some."""
-        index, counts = self._order_of_records(epochs)
-        steps, sites, most = index.shape
-        row_bytes = self._inputs[0].numel() * self._inputs.element_size() * sites * most
-        at_once = max(1, _GATHERED_BYTES // max(row_bytes, 1))
-        for start in range(0, steps, at_once):
-            rows = index[start : start + at_once]
+        orders, counts = self._orders(epochs)
+        most, start = orders[0].shape[1], 0
+        record_bytes = 8 + self._inputs[0].numel() * self._inputs.element_size()
+        while start < len(counts):
+            active = int(np.count_nonzero(counts[start]))
+            at_once = max(1, _GATHERED_BYTES // (record_bytes * active * most))
+            rows = np.empty((min(at_once, len(counts) - start), active, most), np.int64)
+            for at, order in enumerate(orders[:active]):
+                part = order[start : start + len(rows)]
+                rows[: len(part), at] = part
+                rows[len(part) :, at] = self._starts[at]  # not looked at
             flat = torch.from_numpy(rows.reshape(-1))
             inputs = self._inputs.index_select(0, flat)
             inputs = inputs.reshape(*rows.shape, *self._inputs.shape[1:])
@@ -190,25 +196,27 @@ class Group:
                     real = torch.from_numpy(is_real).to(self._form.dtype)
                 batch = Batch(tuple(here[:k].tolist()), real)
                 yield inputs[at, :k, :n], targets[at, :k, :n], batch
+            start += len(rows)
 
-    def _order_of_records(self, epochs: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Rows of all inputs by (step, site, place in the batch), and how many count."""
-        steps = epochs * len(self._sizes[0])
+    def _orders(self, epochs: int) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any]]:
+        """Of each site the rows of all inputs by (step, place in the batch); and how many count,
+        by (step, site). Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
-        index = np.zeros((steps, len(self._members), most), np.int64)
-        counts = np.zeros((steps, len(self._members)), np.int64)
+        counts = np.zeros((epochs * len(self._sizes[0]), len(self._members)), np.int32)
+        orders = []
         for at, (member, sizes) in enumerate(zip(self._members, self._sizes, strict=True)):
             each = np.array(sizes * epochs)
             counts[: len(each), at] = each
             drawn = [member.site.rng.permutation(len(member.records)) for _ in range(epochs)]
             order = np.concatenate(drawn) + self._starts[at]
             if (each == most).all():
-                index[: len(each), at] = order.reshape(len(each), most)
-            else:
-                places = np.arange(most)[None, :] < each[:, None]
-                index[: len(each), at][places] = order
-        return index, counts
+                orders.append(order.reshape(len(each), most))
+                continue
+            rows = np.full((len(each), most), self._starts[at])
+            rows[np.arange(most)[None, :] < each[:, None]] = order
+            orders.append(rows)
+        return orders, counts
 
     # ---- parameters -----------------------------------------------------------------
 

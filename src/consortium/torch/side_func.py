@@ -16,6 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from consortium.torch.batches import TensorRecords
 from consortium.torch.losses import Loss, loss_of
+from consortium.torch.marks import batch_norms
 from consortium.torch.side_descent import Slot
 from consortium.torch.side_layers import Batch
 
@@ -78,6 +79,8 @@ def func_way(model: nn.Module, loss: Loss, records: TensorRecords) -> FuncWay | 
     has_buffers = next(model.buffers(), None) is not None
     if has_buffers or any(isinstance(module, _ALONE) for module in model.modules()):
         return None
+    if next(batch_norms(model), None) is not None:  # batches of one record are joined for these
+        return None
     way = FuncWay(model, loss, tuple(name for name, _ in model.named_parameters()))
     values = {
         name: value.detach().repeat(_TRIED, *[1] * value.ndim)
@@ -90,7 +93,11 @@ def func_way(model: nn.Module, loss: Loss, records: TensorRecords) -> FuncWay | 
     )
     try:
         model.train()
-        found = way.gradients(values, inputs, targets)
+        way.gradients(values, inputs, targets)
+        one = way._loss(dict(model.named_parameters()), inputs[0], targets[0])
+        wanted = [tensor for tensor in model.parameters() if tensor.requires_grad]
+        found = torch.autograd.grad(one, wanted, allow_unused=True)
     except Exception:  # the user's own code under vmap: it may raise anything
         return None
-    return way if all(torch.isfinite(one).all() for one in found.values()) else None
+    # Torch's optimisers leave a parameter alone that the loss does not use; vmap says zero.
+    return None if any(gradient is None for gradient in found) else way

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from consortium.core.terms import Metric
 from consortium.drive.local import SEE_MORE, named, where
-from consortium.errors import ConsortiumError, SiteDataError, TaskEntryError, TaskResultError
+from consortium.errors import (
+    ConsortiumError,
+    LayoutError,
+    SiteDataError,
+    TaskEntryError,
+    TaskResultError,
+)
 from consortium.model import digest_of
 from consortium.tasks import Inventory, Pace, Site, Trained, TrainedTogether
 from consortium.tensors import TensorSpec, save_tensors, spec_of
@@ -95,7 +101,8 @@ class TorchTask:
         self._method = method
         self._measures = chosen
         self._loop = loop
-        self._workshop = Workshop(make)
+        is_ours = loop is None and method.step is None and method.optimizer is None
+        self._workshop = Workshop(make, shares_models=is_ours)
         self._ways = Ways(self._workshop, method, is_ours=loop is None)
 
     @property
@@ -231,7 +238,7 @@ class TorchTask:
         try:
             with self._users_code(site):
                 yield
-        except (SiteDataError, TaskResultError) as error:
+        except (LayoutError, SiteDataError, TaskResultError) as error:
             raise named(error, site.name) from error.__cause__
 
     @contextmanager

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from consortium.errors import QualityError, UsageError
 from consortium.tasks import AUTO, LOOP, Pace, Site, Trained, TrainedTogether
@@ -48,7 +47,6 @@ class Ways:
     workshop: Workshop
     method: Method
     is_ours: bool  # not by a loop of the user's own
-    memo: dict[nn.Module, FuncWay | None] = field(default_factory=dict)
 
     @property
     def loss(self) -> Loss:
@@ -103,10 +101,13 @@ class Ways:
             fixed=fixed,
             dtype=next(iter(tensors.values())).dtype,
             shapes={name: tuple(tensors[name].shape) for name in parts.shared},
+            records=_form_of(records, way.open_weight is not None),
             width=width if way.open_weight is None else rounded(width),
             batch=batch,
             joined=(len(sizes), max(sizes)) if max(sizes) > batch else None,
         )
+        if isinstance(way, FuncWay):
+            return form
         found: GroupForm = self.workshop.interned(form)
         return found
 
@@ -125,11 +126,13 @@ class Ways:
 
     def _func_way(self, bench: Bench, records: TensorRecords) -> FuncWay | None:
         """One for all benches that have the same model: those that are built alike."""
-        if bench.parts.frozen_layers or not bench.is_common:
+        common = bench.common
+        if common is None or bench.parts.frozen_layers:
             return None
-        if bench.model not in self.memo:
-            self.memo[bench.model] = func_way(bench.model, self.loss, records)
-        return self.memo[bench.model]
+        if "func" not in common.memo:
+            common.memo["func"] = func_way(common.model, self.loss, records)
+        found: FuncWay | None = common.memo["func"]
+        return found
 
     def train(
         self,
@@ -162,7 +165,8 @@ class Ways:
                 with told(site):
                     made.put(at, alone(site, seed))  # says what is wrong with that
                 continue
-            key = (id(form), *((phase.names, phase.epochs) for phase in steps))
+            known = id(form) if isinstance(form.way, ChainWay) else form  # a hash takes long
+            key = (known, *((phase.names, phase.epochs) for phase in steps))
             groups.setdefault(key, (form, steps, []))[2].append(at)
             assert isinstance(bench.train, TensorRecords)
             members[at] = Member(site, seed, bench.train, bench.staying(site))
@@ -180,6 +184,13 @@ class Ways:
                     with told(member.site):
                         made.put(at, alone(replace(member.site, rng=rng), member.seed))
         return made.together()
+
+
+def _form_of(records: TensorRecords, is_open: bool) -> tuple[object, ...]:
+    """What must be the same for records to lie side by side; an open width is made so."""
+    inputs, targets = records.inputs, records.targets
+    shape = tuple(inputs.shape[1:-1] if is_open else inputs.shape[1:])
+    return shape, inputs.dtype, tuple(targets.shape[1:]), targets.dtype
 
 
 class _Made:

@@ -209,14 +209,16 @@ def calibrate(place: Workplace) -> None:
         return
     momenta = {name: layer.momentum for name, layer in fresh.items()}
     place.model.eval()
-    for layer in fresh.values():
-        layer.training, layer.momentum = True, None  # a plain mean over batches
     dtype = float_type(place.model)
-    with torch.no_grad():
-        for inputs, _ in epoch(place, 1024, None):
-            outputs_of(place.model, inputs, dtype)
-    for name, layer in fresh.items():
-        layer.training, layer.momentum = False, momenta[name]
+    try:
+        for layer in fresh.values():
+            layer.training, layer.momentum = True, None  # a plain mean over batches
+        with torch.no_grad():
+            for inputs, _ in epoch(place, 1024, None):
+                outputs_of(place.model, inputs, dtype)
+    finally:  # the model may be other sites' as well
+        for name, layer in fresh.items():
+            layer.training, layer.momentum = False, momenta[name]
 
 
 @contextmanager

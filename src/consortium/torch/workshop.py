@@ -52,7 +52,8 @@ class Bench:
     first: dict[str, Tensor]
     data: Any  # kept, so that no other object gets its identity
     chain: tuple[Layer, ...] | None  # the model's layers, if it is a chain that we know
-    is_common: bool  # other sites' models are built like this one, and are this one
+    common: Common | None  # what is known of models that are built like this one, and are this one
+    model_bytes: int  # of the model, at the first site that has it
     memo: dict[str, Any] = field(default_factory=dict)  # what an engine found out about it
 
     @property
@@ -61,14 +62,14 @@ class Bench:
 
     @property
     def size_bytes(self) -> int:
-        """Roughly what keeping it costs, beside a model that others use as well."""
-        tensors = list(self.first.values())
+        """Roughly what keeping it costs."""
+        tensors, total = list(self.first.values()), _OBJECTS_BYTES + self.model_bytes
         for records in (self.train, self.test):
             if isinstance(records, TensorRecords):
                 tensors += [records.inputs, records.targets]
-        if not self.is_common:
-            tensors += self.model.parameters()
-        return _OBJECTS_BYTES + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            else:  # somebody else's objects, of unknown size
+                total += MAX_BYTES // MAX_SITES
+        return total + sum(map(_bytes_of, tensors))
 
     def load(self, site: Site, shared: dict[str, Any]) -> None:
         """Set every tensor: as if the model had just been made, whatever it was used for."""
@@ -98,18 +99,28 @@ class Bench:
         return {**self.first, **kept}
 
 
-_Known = tuple[nn.Module, tuple[Layer, ...] | None, Parts, bool]
+@dataclass(frozen=True, slots=True)
+class Common:
+    """A model that many sites use in turn, because theirs are built alike."""
+
+    model: nn.Module
+    chain: tuple[Layer, ...] | None
+    parts: Parts
+    memo: dict[str, Any] = field(default_factory=dict)  # what an engine found out about it
 
 
 class Workshop:
     """Benches of the sites used last: some at least, and more if they are small. Models that
     are built alike are one model, because every use sets all of its tensors."""
 
-    def __init__(self, make: Make) -> None:
-        self._make = make
+    def __init__(self, make: Make, shares_models: bool = True) -> None:
+        """Code of the user's own that trains may leave something on a model: then each site
+        has its own."""
+        self._make, self._shares_models = make, shares_models
         self._benches: OrderedDict[Hashable, Bench] = OrderedDict()
         self._bytes = 0
-        self._models: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._models: OrderedDict[Hashable, Common] = OrderedDict()
+        self._model_bytes = 0
         self._interned: dict[Any, Any] = {}
 
     def bench(self, site: Site) -> Bench:
@@ -133,34 +144,47 @@ class Workshop:
         return self._interned.setdefault(value, value)
 
     def _bench(self, site: Site, made: tuple[nn.Module, Any, Any]) -> Bench:
-        built_now, train, test = made
-        model, chain, parts, is_common = self._known_model(built_now, site.personal)
-        tensors = tensors_of(built_now) if len(parts.shared) < parts.count else {}
+        model, train, test = made
+        common = self._common(model, site.personal)
+        parts = sort_tensors(model, site.personal) if common is None else common.parts
+        is_all_shared = common is not None and len(parts.shared) == parts.count
         shared = set(parts.shared)
         first = {
-            name: tensor.detach().clone() for name, tensor in tensors.items() if name not in shared
+            name: tensor.detach().clone()
+            for name, tensor in ({} if is_all_shared else tensors_of(model)).items()
+            if name not in shared
         }
         try:
             records = adopt(train, "training"), adopt(test, "test")
         except SiteDataError as error:
             raise SiteDataError(f"site {site.name}: {error.message}", hint=error.hint) from None
-        return Bench(model, parts, *records, train, first, site.data, chain, is_common)
+        is_new = common is None or common.model is model
+        cost = sum(map(_bytes_of, model.parameters())) if is_new else 0
+        chain = chain_of(model) if common is None else common.chain
+        if common is not None:
+            model = common.model
+        return Bench(model, parts, *records, train, first, site.data, chain, common, cost)
 
-    def _known_model(self, model: nn.Module, personal: PersonalSection) -> _Known:
-        """A model that is built like this one, its layers and its parts: finding these out takes
-        longer than building it."""
-        mark = fingerprint(model)
-        key = None if mark is None else (mark, personal)
-        found = self._models.get(key)
+    def _common(self, model: nn.Module, personal: PersonalSection) -> Common | None:
+        """What is known of models that are built like this one; None for one that is nobody's
+        but its site's. Finding it out takes longer than building a model."""
+        mark = fingerprint(model) if self._shares_models else None
+        if mark is None:
+            return None
+        found = self._models.get((mark, personal))
         if found is None:
-            is_common = key is not None and is_plain(model)
-            found = model, chain_of(model), sort_tensors(model, personal), is_common
-            if is_common:
-                self._models[key] = found
-                if len(self._models) > MAX_MODELS:
-                    self._models.popitem(last=False)
+            if not is_plain(model):
+                return None
+            found = Common(model, chain_of(model), sort_tensors(model, personal))
+            self._models[mark, personal] = found
+            self._model_bytes += sum(map(_bytes_of, model.parameters()))
+            while len(self._models) > MAX_MODELS or (
+                self._model_bytes > MAX_BYTES and len(self._models) > 1
+            ):
+                _, old = self._models.popitem(last=False)
+                self._model_bytes -= sum(map(_bytes_of, old.model.parameters()))
         else:
-            self._models.move_to_end(key)
+            self._models.move_to_end((mark, personal))
         return found
 
     def fresh_model(self, site: Site, seed: int) -> tuple[nn.Module, Parts]:
@@ -185,6 +209,10 @@ class Workshop:
                 hint="return (model, train, test); the model is a torch nn.Module",
             )
         return made
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def _key_of(data: Any) -> Hashable:
