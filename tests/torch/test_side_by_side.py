@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from consortium.drive.directory import DataDirectory
 from consortium.drive.engine import SimulatedSite
 from consortium.drive.simulate import Options, Run, simulate
 from consortium.errors import LabelError, TaskResultError, UsageError
@@ -363,6 +365,56 @@ def test_sites_that_do_not_fit_are_trained_alone() -> None:
     assert_alike(some, plan_of(), sites())
 
 
+def test_parameters_that_are_not_used_stay_as_they_are() -> None:
+    """Also with weight decay: torch's optimisers leave alone what has no gradient."""
+
+    class Spare(Residual):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.spare = nn.Linear(3, 3)
+
+    assert_alike_auto(made(Spare), plan_of(training={"weight_decay": 0.1}), sites())
+
+
+def test_batch_norm_without_statistics() -> None:
+    class Normed(Residual):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.norm = nn.BatchNorm1d(width, track_running_stats=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.norm(x))
+
+    assert_alike_auto(made(Normed), plan_of(), sites())
+
+
+def assert_alike_auto(made_task: TorchTask, plan: Plan, data: Sequence[SimulatedSite]) -> None:
+    loop, chosen = (run(made_task, plan, data, engine=engine) for engine in ("loop", "auto"))
+    np.testing.assert_allclose(chosen.model, loop.model, rtol=EXACT, atol=EXACT)
+
+
+def test_records_of_different_shapes_are_not_laid_side_by_side() -> None:
+    data = sites()
+    data[1] = SimulatedSite("site-1", (data[1].data[0], data[1].data[1][:, None]))
+    assert_alike(made(mlp), plan_of(), data)
+
+
+def test_rows_that_do_not_count_are_the_sites_own() -> None:
+    """A neighbour's record that overflows makes nobody else's numbers not finite."""
+    data = sites()
+    data[0].data[0][0] = 3e38
+    loop, fast = (
+        run(made(mlp, double=False), plan_of(), data, engine=engine)
+        for engine in ("loop", "batched")
+    )
+    lost = [[name for name, _ in one.history.rounds[0].lost] for one in (loop, fast)]
+    assert lost[0] == lost[1]
+
+
+def test_a_layer_that_we_cannot_read_is_no_chain() -> None:
+    assert chain_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d((None, 1)))) is None
+
+
 def test_wrong_labels_are_told_as_the_loop_tells_them() -> None:
     data = sites()
     data[3].data[1][0] = 7
@@ -394,13 +446,52 @@ def test_what_fails_side_by_side_is_done_again_alone() -> None:
 # ---- repeating -----------------------------------------------------------------------------
 
 
-def test_the_same_digest_again_and_whatever_the_number_of_workers() -> None:
-    plan, data = plan_of(), sites(widths=(4, 6, 9))
+def odd(width: int) -> nn.Module:
+    """Of sizes that no computer likes: products of matrices then depend on where they lie."""
+    return nn.Sequential(nn.Linear(width, 33), nn.ReLU(), nn.Linear(33, 3))
+
+
+@pytest.mark.parametrize("build", [odd, mlp, Mixed, Residual])
+@pytest.mark.parametrize("record", [False, True])
+def test_the_same_digest_again_and_whatever_the_number_of_workers(
+    build: Build, record: bool
+) -> None:
+    plan, data = plan_of(), sites(widths=(4, 6, 9) if build is Mixed else (5,))
     digests = {
-        run(made(Mixed, double=False), plan, data, workers=workers).model_digest
+        run(made(build, double=False), plan, data, workers=workers, record=record).model_digest
         for workers in (0, 0, 1, 2, 3)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_a_run_that_was_cut_off_ends_with_the_same_digest(record: bool, tmp_path: Path) -> None:
+    """Wherever in a round it was: groups follow from the round, not from what is left of it."""
+    crowd = [SimulatedSite(f"site-{at}", records(at, 5)) for at in range(70)]
+    plan = plan_of(federation={"rounds": 2, "quorum": 2}, training={"epochs": 1})
+
+    def ended(folder: Path, stop_after: int | None) -> Run:
+        left = [stop_after]
+
+        def on_work(*_: Any) -> None:
+            if left[0] is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+
+        directory = DataDirectory(folder)
+        try:
+            options = {"record": record, "directory": directory, "on_work": on_work}
+            return run(made(odd, double=False), plan, crowd, **options)
+        finally:
+            directory.close()
+
+    whole = ended(tmp_path / "whole", None)
+    for calls in (1, 2) if not record else (20, 66):
+        folder = tmp_path / str(calls)
+        with pytest.raises(KeyboardInterrupt):
+            ended(folder, calls)
+        assert ended(folder, None).model_digest == whole.model_digest
 
 
 def test_recorded_one_by_one_it_is_the_same_model() -> None:

@@ -32,6 +32,7 @@ Drops = Callable[[int, str], bool]  # whether a site falls out of a round
 OnWork = Callable[[int, str, int, int], None]  # round, what, done, of
 
 _FLOAT64 = np.dtype(np.float64)
+_LARGE_ROUND = 64  # sites
 
 
 @dataclass(slots=True)
@@ -230,7 +231,18 @@ class Cohort:
             self._vector(open_round.base),
             self._hands.variate(open_round.server_state),
             self._states.current,
+            self._groups(open_round),
         )
+
+    def _groups(self, open_round: Round) -> list[list[Seat]]:
+        """Who trains side by side: everybody who was invited and will answer, by ranks. The same
+        after a crash, with any number of workers, and one by one."""
+        size = group_size(open_round.target, self._engine.at_once)
+        groups: dict[int, list[Seat]] = {}
+        for seat, rank in sorted(open_round.invited.items(), key=lambda pair: pair[1]):
+            if self._drops is None or not self._drops(open_round.number, self._name(seat)):
+                groups.setdefault(rank // size, []).append(seat)
+        return list(groups.values())
 
     def _next_seats(self, state: Federation, open_round: Round, summed: list[Seat]) -> list[Seat]:
         """Waiting seats, in the order of their invitation, whose updates would be used."""
@@ -291,6 +303,17 @@ class Cohort:
         if self._on_work is not None:
             total = open_round.invited if what == "train" else open_round.members
             self._on_work(open_round.number, what, done, len(total))
+
+
+def group_size(target: int, most: int) -> int:
+    """Sites side by side in a round of `target`: an even number of groups of nearly one size, so
+    that two cores have as much to do, and four of them if they are not small.
+
+    >>> [group_size(target, 64) for target in (1, 10, 100, 1000)]
+    [1, 5, 25, 63]
+    """
+    count = max(-(-target // most), 4 if target >= _LARGE_ROUND else 2)
+    return max(1, -(-target // (count + count % 2)))
 
 
 def _still_wanted(state: Federation, open_round: Round) -> int:

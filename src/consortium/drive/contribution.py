@@ -55,6 +55,19 @@ class Contributions:
             )
         ]
 
+    def at(self, places: Sequence[int]) -> Contributions:
+        """The sites at these places, in this order; the rows are a copy if they are not all."""
+        if list(places) == list(range(len(self))):
+            return self
+        return Contributions(
+            self.rows[list(places)],
+            [self.records[at] for at in places],
+            [self.weights[at] for at in places],
+            [self.states[at] for at in places],
+            [self.failures[at] for at in places],
+            [self.packed[at] for at in places],
+        )
+
     def part(self, lo: int, hi: int) -> Contributions:
         """The sites lo:hi; the rows are a view."""
         return Contributions(

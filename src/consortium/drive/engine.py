@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,17 @@ class Training:
     base: Vector
     variate: Vector | None
     states: States
+    # Who trains side by side with whom, if the engine does that. What a site gets may depend on
+    # it by rounding, so it follows from the round alone: not from who is asked when, or by whom.
+    groups: Sequence[Sequence[Seat]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Sites that are trained side by side, and the places of those whose results are wanted."""
+
+    seats: Sequence[Seat]
+    wanted: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,11 @@ class Engine(Protocol):
 
     @property
     def sites(self) -> Sequence[SimulatedSite]: ...
+
+    @property
+    def at_once(self) -> int:
+        """How many sites it trains side by side, at most."""
+        ...
 
     def train(
         self, seats: Sequence[Seat], work: Training
@@ -78,9 +95,10 @@ class LocalEngine:
     at_once: int = 1  # sites that are trained side by side, if the task's engine can
 
     def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contributions, None, None]:
-        for some in in_parts(seats, self.at_once):
-            states = [work.states(seat) for seat in some]
-            yield self.train_some(some, work.round, work.base, work.variate, states)
+        for job in jobs_of(seats, work, self.at_once):
+            states = [work.states(seat) for seat in job.seats]
+            made = self.train_some(job.seats, work.round, work.base, work.variate, states)
+            yield made.at(job.wanted)
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         for seat in seats:
@@ -137,6 +155,20 @@ def simulated_site(
 @lru_cache(maxsize=1 << 14)
 def _own_seed(seed: int, seat: int) -> int:
     return int(stream(seed, "own", 0, seat).integers(1 << 62))
+
+
+def jobs_of(seats: Sequence[Seat], work: Training, at_once: int) -> list[Job]:
+    """What to train for these seats, in their order: each with its group, or by itself."""
+    if at_once == 1 or not work.groups:
+        return [Job(part, range(len(part))) for part in in_parts(seats, at_once)]
+    group_of = {seat: group for group in work.groups for seat in group}
+    jobs = []
+    for _, some in groupby(seats, key=lambda seat: id(group_of[seat])):
+        wanted = list(some)
+        group = group_of[wanted[0]]
+        places = {seat: at for at, seat in enumerate(group)}
+        jobs.append(Job(group, [places[seat] for seat in wanted]))
+    return jobs
 
 
 def in_parts(seats: Sequence[Seat], most: int) -> Iterator[Sequence[Seat]]:

@@ -34,12 +34,14 @@ from consortium.core.facts import Failure
 from consortium.core.ids import Seat
 from consortium.drive.contribution import Contributions
 from consortium.drive.engine import (
+    Job,
     LocalEngine,
     SimulatedSite,
     States,
     Training,
     Trial,
     in_parts,
+    jobs_of,
 )
 from consortium.drive.local import SEE_MORE, Scores
 from consortium.drive.tuning import keep_freed_memory
@@ -95,33 +97,32 @@ class WorkerEngine:
     def sites(self) -> Sequence[SimulatedSite]:
         return self._local.sites
 
+    @property
+    def at_once(self) -> int:
+        return self._local.at_once
+
     def train(self, seats: Sequence[Seat], work: Training) -> Generator[Contributions, None, None]:
         """The rows may be read until the next ones are asked for."""
         self._models[0] = work.base
         if work.variate is not None:
             self._models[1] = work.variate
         order = {"do": "train", "round": work.round, "variate": work.variate is not None}
-        jobs = self._jobs(seats, self._local.at_once)
+        jobs = jobs_of(seats, work, self._local.at_once)
         for job, reply, slot, both in self._ask(jobs, order, work.states):
             records = [int(count) for count in reply["records"]]
-            self._records.update(zip(job, records, strict=True))
-            rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(job)]
+            self._records.update(zip((job.seats[at] for at in job.wanted), records, strict=True))
+            rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(records)]
             failures = [Failure(code) if code else None for code in reply["failures"]]
-            states, packed = both[: len(job)], both[len(job) :]
+            states, packed = both[: len(records)], both[len(records) :]
             yield Contributions(rows, records, reply["weights"], states, failures, packed)
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         self._models[0] = work.model
         order = {"do": "evaluate", "round": work.round, "variate": False}
-        jobs = self._jobs(seats, 1 if self._local.at_once == 1 else _EVALUATED_AT_ONCE)
+        most = 1 if self._local.at_once == 1 else _EVALUATED_AT_ONCE
+        jobs = [Job(part, range(len(part))) for part in in_parts(seats, most)]
         for _, reply, _, _ in self._ask(jobs, order, work.states):
             yield from zip(reply["sums"], reply["records"], strict=True)
-
-    def _jobs(self, seats: Sequence[Seat], most: int) -> list[Sequence[Seat]]:
-        """Seats in jobs that can be shared out evenly."""
-        jobs = -(-len(seats) // most)
-        jobs += -jobs % len(self._workers)
-        return list(in_parts(seats, max(1, -(-len(seats) // jobs)))) if jobs else []
 
     def close(self) -> None:
         """End the workers. They hold nothing that is needed."""
@@ -133,8 +134,8 @@ class WorkerEngine:
         self._workers = []
 
     def _ask(
-        self, jobs: Sequence[Sequence[Seat]], order: dict[str, Any], states: States
-    ) -> Generator[tuple[Sequence[Seat], dict[str, Any], int, list[bytes | None]], None, None]:
+        self, jobs: Sequence[Job], order: dict[str, Any], states: States
+    ) -> Generator[tuple[Job, dict[str, Any], int, list[bytes | None]], None, None]:
         """Keep every worker busy, and give results in the order of the jobs."""
         waiting, running = dict(enumerate(jobs)), dict[int, tuple[int, int]]()
         load = dict.fromkeys(range(len(self._workers)), 0)
@@ -162,7 +163,7 @@ class WorkerEngine:
 
     def _hand_out(
         self,
-        waiting: dict[int, Sequence[Seat]],
+        waiting: dict[int, Job],
         before: int,
         running: dict[int, tuple[int, int]],
         load: dict[int, int],
@@ -175,12 +176,13 @@ class WorkerEngine:
             if not places or load[number] >= _AHEAD:
                 return
             place = max(places, key=lambda at: (self._work_in(waiting[at]), -at))
-            kept = [states(seat) for seat in waiting[place]]
+            kept = [states(seat) for seat in waiting[place].seats]
             if load[number] and sum(len(state or b"") for state in kept) > _AHEAD_BYTES:
                 return  # it would wait for us to take its result, and we for it to take this
-            seats = waiting.pop(place)
+            asked = waiting.pop(place)
             slot = self._free.popleft()
-            job = {**order, "place": place, "seats": [int(seat) for seat in seats], "slot": slot}
+            job = {**order, "place": place, "slot": slot, "wanted": list(asked.wanted)}
+            job["seats"] = [int(seat) for seat in asked.seats]
             job["lengths"] = [_length(state) for state in kept]
             try:
                 self._workers[number].pipe.send_bytes(_packed(job, _joined(kept)))
@@ -189,9 +191,9 @@ class WorkerEngine:
             running[place] = number, slot
             load[number] += 1
 
-    def _work_in(self, seats: Sequence[Seat]) -> int:
-        """Records of these sites, as far as they are known."""
-        return sum(self._records.get(seat, 0) for seat in seats)
+    def _work_in(self, job: Job) -> int:
+        """Records of its sites, as far as they are known."""
+        return sum(self._records.get(seat, 0) for seat in job.seats)
 
     def _take_in(
         self,
@@ -274,8 +276,8 @@ class WorkerEngine:
             ]
             return {"sums": [one[0] for one in scores], "records": [one[1] for one in scores]}, b""
         variate = self._models[1].copy() if job["variate"] else None
-        made = self._local.train_some(seats, number, model, variate, states)
-        self._rows[job["slot"]].reshape(self._local.at_once, -1)[: len(seats)] = made.rows
+        made = self._local.train_some(seats, number, model, variate, states).at(job["wanted"])
+        self._rows[job["slot"]].reshape(self._local.at_once, -1)[: len(made)] = made.rows
         told = {
             "records": list(made.records),
             "weights": list(made.weights),

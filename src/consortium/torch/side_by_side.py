@@ -7,8 +7,9 @@ optimiser of its own: what it gets is what it gets alone, but for rounding.
 
 Sites of a group have the same layers. The first layer may take another number of features at
 every site, if it stays there: narrower ones get columns of zeros, whose weights stay zero. All
-shapes follow from a site's own numbers, rounded up, and never from who else is in its group, so
-that a site gets the same bits in every group.
+shapes follow from a site's own numbers, rounded up. Its last bits still depend on its group:
+products of matrices round by where a matrix lies. So groups are told by the round: see
+`consortium.drive.cohort`.
 """
 
 from __future__ import annotations

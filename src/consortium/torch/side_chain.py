@@ -81,7 +81,7 @@ def _loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch
         is_logit = kind is Outputs.LOGIT
         found = torch.sigmoid(outputs).sub_(wanted) if is_logit else (outputs - wanted).mul_(2.0)
         width = outputs[0, 0].numel()
-    # Both ways multiply by the same number, so that a site gets the same bits in every group.
+    # Both ways multiply by the same number: whether others have fewer records changes nothing.
     if batch.real is None:
         return found.mul_(torch.ones((), dtype=found.dtype) / (batch.counts[0] * width))
     counts = torch.tensor(batch.counts, dtype=found.dtype).unsqueeze(1) * width

@@ -33,10 +33,9 @@ from consortium.torch.training import Workplace
 
 Make = Callable[[Site], tuple[nn.Module, Any, Any]]
 MAX_SITES = 64  # that are kept whatever they cost
-MAX_BYTES = (
-    8 << 20
-)  # of all that are kept, if there are more: memory must not follow the population
-MAX_MODELS = 512
+# Of all that are kept, if there are more: memory must not follow the population.
+MAX_BYTES = 16 << 20
+MAX_MODELS, MAX_MODEL_BYTES = 512, 32 << 20
 _OBJECTS_BYTES = 4096  # of a bench without its numbers
 
 
@@ -179,7 +178,7 @@ class Workshop:
             self._models[mark, personal] = found
             self._model_bytes += sum(map(_bytes_of, model.parameters()))
             while len(self._models) > MAX_MODELS or (
-                self._model_bytes > MAX_BYTES and len(self._models) > 1
+                self._model_bytes > MAX_MODEL_BYTES and len(self._models) > 1
             ):
                 _, old = self._models.popitem(last=False)
                 self._model_bytes -= sum(map(_bytes_of, old.model.parameters()))
