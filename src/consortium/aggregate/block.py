@@ -56,7 +56,8 @@ class BlockSum:
             self._last = rank
         scale = np.array(weights, np.float64)[:, None]
         products = np.empty((len(rows) + 1, rows.shape[1]))
-        np.multiply(rows, scale, out=products[1:])
+        products[1:] = rows  # faster than to multiply and to widen at once
+        products[1:] *= scale
         # NumPy adds whole rows up one after the other, so that these are the sums of a loop.
         if self._total is None:
             self._total = np.add.reduce(products[1:], axis=0)

@@ -32,7 +32,6 @@ Drops = Callable[[int, str], bool]  # whether a site falls out of a round
 OnWork = Callable[[int, str, int, int], None]  # round, what, done, of
 
 _FLOAT64 = np.dtype(np.float64)
-_LARGE_ROUND = 64  # sites
 
 
 @dataclass(slots=True)
@@ -307,12 +306,12 @@ class Cohort:
 
 def group_size(target: int, most: int) -> int:
     """Sites side by side in a round of `target`: an even number of groups of nearly one size, so
-    that two cores have as much to do, and four of them if they are not small.
+    that two cores have as much to do.
 
     >>> [group_size(target, 64) for target in (1, 10, 100, 1000)]
-    [1, 5, 25, 63]
+    [1, 5, 50, 63]
     """
-    count = max(-(-target // most), 4 if target >= _LARGE_ROUND else 2)
+    count = max(-(-target // most), 2)
     return max(1, -(-target // (count + count % 2)))
 
 

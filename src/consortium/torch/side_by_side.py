@@ -73,6 +73,7 @@ class Member:
     site: Site
     seed: int  # of what its layers draw
     records: TensorRecords
+    inputs: Tensor  # of these records, as the group takes them: see `padded`
     staying: dict[str, Tensor]  # what it keeps, and what is frozen, as it is now
 
 
@@ -108,7 +109,7 @@ class Group:
         self._buffers = {name: self._stacked(name) for name in form.parts.buffers}
         seeds = [member.seed for member in self._members]
         self._pass = form.way.begin(self.slots, self._buffers, seeds)
-        self._inputs = torch.cat([self._padded(one.records.inputs) for one in self._members])
+        self._inputs = torch.cat([member.inputs for member in self._members])
         self._targets = torch.cat([member.records.targets for member in self._members])
         counts = (len(member.records) for member in self._members)
         self._starts = list(accumulate(counts, initial=0))[:-1]
@@ -227,16 +228,17 @@ class Group:
         if shared is not None:
             return shared.repeat(count, *[1] * shared.ndim)  # a copy, also for one member
         if name == self._form.way.open_weight:
-            return torch.stack([self._padded(one.staying[name]) for one in self._members])
+            return torch.stack([padded(self._form, one.staying[name]) for one in self._members])
         return torch.stack([member.staying[name] for member in self._members])
 
-    def _padded(self, values: Tensor) -> Tensor:
-        """With columns of zeros up to the widest member's, for records of numbers."""
-        if values.is_floating_point():
-            values = values.to(self._form.dtype)
-            if values.shape[-1] < self._form.width:
-                return functional.pad(values, (0, self._form.width - values.shape[-1]))
-        return values
+
+def padded(form: GroupForm, values: Tensor) -> Tensor:
+    """With columns of zeros up to the group's width, for records and weights of numbers."""
+    if values.is_floating_point():
+        values = values.to(form.dtype)
+        if values.shape[-1] < form.width:
+            return functional.pad(values, (0, form.width - values.shape[-1]))
+    return values
 
 
 def _batch_sizes(form: GroupForm, records: int, batch_size: int) -> list[int]:

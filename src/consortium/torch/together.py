@@ -23,7 +23,7 @@ from consortium.torch.batches import TensorRecords, joined_sizes
 from consortium.torch.fused import can_fuse
 from consortium.torch.layers import Kind
 from consortium.torch.losses import Loss, kind_of
-from consortium.torch.side_by_side import Group, GroupForm, Member, rounded
+from consortium.torch.side_by_side import Group, GroupForm, Member, padded, rounded
 from consortium.torch.side_chain import ChainWay, fits, loss_is_known
 from consortium.torch.side_func import FuncWay, func_way
 from consortium.torch.side_layers import can_stand_side_by_side
@@ -169,7 +169,10 @@ class Ways:
             key = (known, *((phase.names, phase.epochs) for phase in steps))
             groups.setdefault(key, (form, steps, []))[2].append(at)
             assert isinstance(bench.train, TensorRecords)
-            members[at] = Member(site, seed, bench.train, bench.staying(site))
+            if "inputs" not in bench.memo:
+                bench.memo["inputs"] = padded(form, bench.train.inputs)
+            inputs = bench.memo["inputs"]
+            members[at] = Member(site, seed, bench.train, inputs, bench.staying(site))
         values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
         for form, steps, places in groups.values():
             some = [members[at] for at in places]
