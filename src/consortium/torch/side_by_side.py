@@ -91,6 +91,10 @@ class GroupForm:
     batch: int  # records of a full step, rounded up where a site has less than that
     joined: tuple[int, int] | None  # how many steps, and records of the last, if it is larger
 
+    def learns_in(self, phases: Sequence[Phase]) -> bool:
+        """Whether there is something to train in each of these phases."""
+        return all(not self.fixed.issuperset(phase.names) for phase in phases)
+
 
 class Group:
     """Sites that train side by side. `shared` is what they all start from."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from consortium.errors import QualityError, UsageError
 from consortium.tasks import AUTO, LOOP, Pace, Site, Trained, TrainedTogether
@@ -145,8 +146,7 @@ class Ways:
         """Train at each of these sites, groups of them side by side."""
         made = _Made(len(sites), shared)
         shapes = {name: np.shape(array) for name, array in shared.items()}
-        groups: dict[tuple[object, ...], tuple[GroupForm, list[Phase], list[int]]] = {}
-        members: dict[int, Member] = {}
+        groups: dict[tuple[object, ...], _Together] = {}
         for at, site in enumerate(sites):
             seed = int(site.rng.integers(2**63))  # as the loop draws it
             try:
@@ -156,37 +156,48 @@ class Ways:
                 made.records[at] = None
                 continue
             form = self.form(bench, site) if engine == BATCHED else None
-            if form is None or form.shapes != shapes:
+            steps = list(phases(bench.parts, site))
+            if form is None or form.shapes != shapes or not form.learns_in(steps):
                 with told(site):
                     made.put(at, alone(site, seed))
                 continue
-            steps = list(phases(bench.parts, site))
-            if not all(set(phase.names) - form.fixed for phase in steps):
-                with told(site):
-                    made.put(at, alone(site, seed))  # says what is wrong with that
-                continue
             known = id(form) if isinstance(form.way, ChainWay) else form  # a hash takes long
             key = (known, *((phase.names, phase.epochs) for phase in steps))
-            groups.setdefault(key, (form, steps, []))[2].append(at)
-            assert isinstance(bench.train, TensorRecords)
-            if "inputs" not in bench.memo:
-                bench.memo["inputs"] = padded(form, bench.train.inputs)
-            inputs = bench.memo["inputs"]
-            members[at] = Member(site, seed, bench.train, inputs, bench.staying(site))
+            group = groups.setdefault(key, _Together(form, steps))
+            group.members[at] = _member(site, seed, bench, form)
         values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
-        for form, steps, places in groups.values():
-            some = [members[at] for at in places]
-            drawn = [] if isinstance(form.way, ChainWay) else [deepcopy(m.site.rng) for m in some]
-            try:
-                group = Group(form, some, values)
-                made.put_group(places, group, group.train(steps), members)
-            except Exception:  # the user's own code or loss under vmap: each alone says more
-                if not drawn:
-                    raise
-                for at, member, rng in zip(places, some, drawn, strict=True):
-                    with told(member.site):
-                        made.put(at, alone(replace(member.site, rng=rng), member.seed))
+        for group in groups.values():
+            group.train(values, made, alone, told)
         return made.together()
+
+
+def _member(site: Site, seed: int, bench: Bench, form: GroupForm) -> Member:
+    assert isinstance(bench.train, TensorRecords)
+    if "inputs" not in bench.memo:
+        bench.memo["inputs"] = padded(form, bench.train.inputs)
+    return Member(site, seed, bench.train, bench.memo["inputs"], bench.staying(site))
+
+
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Sites that can stand side by side, by their places among all."""
+
+    form: GroupForm
+    steps: list[Phase]
+    members: dict[int, Member] = field(default_factory=dict)
+
+    def train(self, shared: dict[str, Tensor], made: _Made, alone: Alone, told: Told) -> None:
+        is_ours = isinstance(self.form.way, ChainWay)
+        drawn = {} if is_ours else {at: deepcopy(m.site.rng) for at, m in self.members.items()}
+        try:
+            group = Group(self.form, list(self.members.values()), shared)
+            made.put_group(list(self.members), group, group.train(self.steps), self.members)
+        except Exception:  # the user's own code or loss under vmap: each alone says more
+            if is_ours:
+                raise
+            for at, member in self.members.items():
+                with told(member.site):
+                    made.put(at, alone(replace(member.site, rng=drawn[at]), member.seed))
 
 
 def _form_of(records: TensorRecords, is_open: bool) -> tuple[object, ...]:
