@@ -98,7 +98,7 @@ class LocalWork:
         here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)
         train = cast(SideBySide, self.task).train_together
         many = self._call(here[0], "train", train, here, shared, self.engine)
-        steps = self._flat_rows(many) - base
+        steps = self._steps_of(many, base)
         rows = self._rows(len(here), steps)
         for at, (made, own) in enumerate(prepared):
             if many.records[at] is None:
@@ -205,13 +205,15 @@ class LocalWork:
             )
         return replace(result, records=_count(site, "train", result.records))
 
-    def _flat_rows(self, many: TrainedTogether) -> npt.NDArray[Any]:
-        """(n, d): every site's shared tensors as a row."""
+    def _steps_of(self, many: TrainedTogether, base: Vector) -> npt.NDArray[Any]:
+        """(n, d): how far every site's shared tensors went."""
         count = len(many.records)
         rows = np.empty((count, self.layout.size), self.layout.dtype)
         at = 0
         for spec in self.layout.specs:
-            rows[:, at : at + spec.size] = many.shared[spec.name].reshape(count, spec.size)
+            part = slice(at, at + spec.size)
+            tensors = many.shared[spec.name].reshape(count, spec.size)
+            np.subtract(tensors, base[part], out=rows[:, part], dtype=self.layout.dtype)
             at += spec.size
         return rows
 

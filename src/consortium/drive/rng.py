@@ -6,6 +6,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 import numpy as np
+import numpy.typing as npt
 
 _CONTEXT = b"consortium/rng/v1\0"
 
@@ -21,8 +22,10 @@ def seed_bytes(seed: int, purpose: str, round_number: int) -> bytes:
     return sha256(_framed(seed, purpose, round_number, 0)).digest()
 
 
-def _key(seed: int, purpose: str, round_number: int, seat: int) -> int:
-    return int.from_bytes(sha256(_framed(seed, purpose, round_number, seat)).digest()[:16], "big")
+def _key(seed: int, purpose: str, round_number: int, seat: int) -> npt.NDArray[np.uint64]:
+    """The first 16 bytes of a digest as one number; in two halves, which NumPy takes faster."""
+    digest = sha256(_framed(seed, purpose, round_number, seat)).digest()[:16]
+    return np.frombuffer(digest[::-1], "<u8")
 
 
 def _framed(seed: int, purpose: str, round_number: int, seat: int) -> bytes:

@@ -111,6 +111,7 @@ class Group:
         self._sizes = [sizes[at] for at in order]
         self.slots = {name: Slot(self._stacked(name)) for name in form.way.parameters}
         self._buffers = {name: self._stacked(name) for name in form.parts.buffers}
+        self.keeps = form.parts.staying  # what members keep
         seeds = [member.seed for member in self._members]
         self._pass = form.way.begin(self.slots, self._buffers, seeds)
         self._inputs = torch.cat([member.inputs for member in self._members])
@@ -131,7 +132,7 @@ class Group:
     def kept(self, at: int) -> Arrays:
         """What the member at this place of `order` keeps."""
         member, found = self._members[at], {}
-        for name in self._form.parts.staying:
+        for name in self.keeps:
             tensor = self.slots[name].value if name in self.slots else self._buffers[name]
             mine = tensor[at]
             if mine.shape != member.staying[name].shape:
@@ -210,15 +211,16 @@ class Group:
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
         counts = np.zeros((epochs * len(self._sizes[0]), len(self._members)), np.int32)
-        orders = []
+        orders: list[npt.NDArray[Any]] = []
         for at, (member, sizes) in enumerate(zip(self._members, self._sizes, strict=True)):
-            each = np.array(sizes * epochs)
-            counts[: len(each), at] = each
+            counts[: epochs * len(sizes), at] = sizes * epochs
             drawn = [member.site.rng.permutation(len(member.records)) for _ in range(epochs)]
-            order = np.concatenate(drawn) + self._starts[at]
-            if (each == most).all():
-                orders.append(order.reshape(len(each), most))
+            order = drawn[0] if epochs == 1 else np.concatenate(drawn)
+            order += self._starts[at]
+            if len(order) == epochs * len(sizes) * most:  # all batches are full
+                orders.append(order.reshape(-1, most))
                 continue
+            each = np.array(sizes * epochs)
             rows = np.full((len(each), most), self._starts[at])
             rows[np.arange(most)[None, :] < each[:, None]] = order
             orders.append(rows)

@@ -149,12 +149,14 @@ class Ways:
         groups: dict[tuple[object, ...], _Together] = {}
         for at, site in enumerate(sites):
             seed = int(site.rng.integers(2**63))  # as the loop draws it
-            try:
-                with told(site):
-                    bench = self.workshop.bench(site)
-            except QualityError:  # the findings stay at the site
-                made.records[at] = None
-                continue
+            bench = self.workshop.known(site)
+            if bench is None:
+                try:
+                    with told(site):
+                        bench = self.workshop.bench(site)
+                except QualityError:  # the findings stay at the site
+                    made.put_nothing(at, shared)
+                    continue
             form = self.form(bench, site) if engine == BATCHED else None
             steps = list(phases(bench.parts, site))
             if form is None or form.shapes != shapes or not form.learns_in(steps):
@@ -215,11 +217,15 @@ class _Made:
             name: np.empty((count, *np.shape(array)), np.asarray(array).dtype)
             for name, array in shared.items()
         }
-        for name, array in shared.items():
-            self._shared[name][:] = array
         self.records: list[int | None] = [0] * count
         self._states: list[Any] = [None] * count
         self._steps: list[float | None] = [None] * count
+
+    def put_nothing(self, at: int, shared: dict[str, Any]) -> None:
+        """Of a site that did not train."""
+        for name, array in shared.items():
+            self._shared[name][at] = array
+        self.records[at] = None
 
     def put(self, at: int, trained: Trained) -> None:
         for name, array in trained.shared.items():
@@ -239,7 +245,7 @@ class _Made:
             stacked[ordered] = group.slots[name].value.numpy()
         for at, (place, taken) in enumerate(zip(ordered, steps, strict=True)):
             self.records[place] = len(members[place].records)
-            self._states[place] = group.kept(at) or None
+            self._states[place] = group.kept(at) if group.keeps else None
             self._steps[place] = taken
 
     def together(self) -> TrainedTogether:

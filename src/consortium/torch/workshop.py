@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from consortium.errors import LayoutError, SiteDataError, TaskResultError
-from consortium.plan.values import PersonalSection
+from consortium.plan.values import PersonalSection, TrainingSection
 from consortium.tasks import LocalRules, Site
 from consortium.torch.arrays import misfit, tensors_of, write_arrays
 from consortium.torch.batches import Records, TensorRecords, adopt
@@ -53,11 +53,19 @@ class Bench:
     chain: tuple[Layer, ...] | None  # the model's layers, if it is a chain that we know
     common: Common | None  # what is known of models that are built like this one, and are this one
     model_bytes: int  # of the model, at the first site that has it
+    training: TrainingSection  # the terms that the user's function was called with
+    personal: PersonalSection
     memo: dict[str, Any] = field(default_factory=dict)  # what an engine found out about it
 
     @property
     def place(self) -> Workplace:
         return Workplace(self.model, self.parts, self.train)
+
+    def is_for(self, site: Site) -> bool:
+        """Whether the terms are the same. Mostly they are the same objects: that is quick."""
+        return (self.training is site.training or self.training == site.training) and (
+            self.personal is site.personal or self.personal == site.personal
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -124,18 +132,28 @@ class Workshop:
 
     def bench(self, site: Site) -> Bench:
         """The site's bench; what stays at the site gets its first values from `own_seed`."""
-        key = (site.name, _key_of(site.data), site.own_seed, site.training, site.personal)
-        found = self._benches.get(key)
+        found = self.known(site)
         if found is not None:
-            self._benches.move_to_end(key)
             return found
         with reproducibly(0):
             made = built(lambda: self._made(site, site.own_seed), site.own_seed)
+        key = _key(site)
+        old = self._benches.pop(key, None)  # of other terms
+        self._bytes -= 0 if old is None else old.size_bytes
         found = self._benches[key] = self._bench(site, made)
         self._bytes += found.size_bytes
         while len(self._benches) > MAX_SITES and self._bytes > MAX_BYTES:
             _, old = self._benches.popitem(last=False)
             self._bytes -= old.size_bytes
+        return found
+
+    def known(self, site: Site) -> Bench | None:
+        """The site's bench, if there is one."""
+        key = _key(site)
+        found = self._benches.get(key)
+        if found is None or not found.is_for(site):
+            return None
+        self._benches.move_to_end(key)
         return found
 
     def interned(self, value: Any) -> Any:
@@ -162,7 +180,8 @@ class Workshop:
         chain = chain_of(model) if common is None else common.chain
         if common is not None:
             model = common.model
-        return Bench(model, parts, *records, train, first, site.data, chain, common, cost)
+        what = model, parts, *records, train, first, site.data, chain, common, cost
+        return Bench(*what, site.training, site.personal)
 
     def _common(self, model: nn.Module, personal: PersonalSection) -> Common | None:
         """What is known of models that are built like this one; None for one that is nobody's
@@ -208,6 +227,10 @@ class Workshop:
                 hint="return (model, train, test); the model is a torch nn.Module",
             )
         return made
+
+
+def _key(site: Site) -> Hashable:
+    return site.name, _key_of(site.data), site.own_seed
 
 
 def _bytes_of(tensor: Tensor) -> int:
