@@ -103,6 +103,13 @@ def strangers(sites: Sequence[SimulatedSite], names: Iterable[str]) -> list[str]
     return [name for name in names if name not in known]
 
 
+def digest_of_names(sites: Sequence[SimulatedSite]) -> Digest:
+    """What tells these sites from others, as far as names do: for files that are passed on."""
+    if isinstance(sites, Population):
+        return digest_of(f"clients {sites.numbers}".encode())
+    return digest_of("\n".join(site.name for site in sites).encode())
+
+
 def digest_of_sites(sites: Sequence[SimulatedSite]) -> Digest:
     """What tells these sites from others: their names, and what is in their files."""
     if isinstance(sites, Population):

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from consortium.drive.history import RoundRecord
-from consortium.drive.population import digest_of_sites
+from consortium.drive.population import digest_of_names
 from consortium.drive.simulate import Run
 from consortium.errors import PlanFileError, StoreFailedError
 from consortium.model import save_model
@@ -134,7 +134,7 @@ def summary(run: Run) -> dict[str, object]:
         "model_version": run.state.current,
         "plan": run.plan.digest.hex(),
         "task": "" if run.state.task is None else run.state.task.hex(),
-        "sites": {"count": len(run.sites), "digest": digest_of_sites(run.sites).hex()},
+        "sites": {"count": len(run.sites), "names": digest_of_names(run.sites).hex()},
         "metrics": final_metrics(run),
         "worst": accepted[-1].worst if accepted else {},
         **_sent(rounds),

@@ -154,7 +154,17 @@ class Network:
     def start_simulations(self) -> None:
         """Every study once more, in one process each, and each hospital alone."""
         for study in self.studies:
-            command = ["--json", "simulate", study.plan, "--seed", SEED, "--cross-site"]
+            # The plain engine: it does what a real site does, bit by bit.
+            command = [
+                "--json",
+                "simulate",
+                study.plan,
+                "--seed",
+                SEED,
+                "--engine",
+                "loop",
+                "--cross-site",
+            ]
             options = ["--workers", "0"]  # the cores have enough to do
             process = self.processes.start(f"simulate-{study.name}", [*command, *options])
             self.simulations[study.name] = process
