@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -312,3 +313,12 @@ def test_a_candidate_that_gives_no_number_at_one_member_is_kept_out(record: bool
 def test_two_sites_of_one_name_are_refused() -> None:
     with pytest.raises(UsageError, match="the same name"):
         simulate(TASK, Plan(), [sites(1)[0]] * 3, seed=1)
+
+
+def test_a_stream_is_that_of_its_key() -> None:
+    """In fewer microseconds than by the usual way."""
+    key = hashlib.sha256(b"consortium/rng/v1\0" + b"7/train/3/5").digest()[:16]
+    usual = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
+    mine = stream(7, "train", 3, 5)
+    assert mine.integers(2**63, size=9).tolist() == usual.integers(2**63, size=9).tolist()
+    assert mine.permutation(20).tolist() == usual.permutation(20).tolist()

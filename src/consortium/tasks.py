@@ -75,7 +75,7 @@ class Site:
     rng: np.random.Generator  # fresh for each site and round, and the same when seeded
     training: TrainingSection
     personal: PersonalSection = field(default_factory=PersonalSection)
-    rules: LocalRules = field(default_factory=LocalRules)
+    rules: LocalRules = LocalRules()
     state: Tensors | None = None  # what the task kept here when it last trained; None: nothing yet
     own_seed: int = 0  # for the first values of what stays here: the same in every round
 

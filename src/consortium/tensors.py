@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from mmap import mmap
 from typing import Any
 
@@ -25,6 +26,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]  # any type comes in; a layout says whi
 File = bytes | mmap  # all of a file, read or mapped
 
 MAX_HEADER_BYTES = 1 << 20
+_KNOWN_HEADER_BYTES = 1 << 14  # of those that are remembered: a few of them, and small ones
 METADATA = "__metadata__"  # the one name that safetensors keeps for itself
 DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
@@ -67,7 +69,12 @@ def save_tensors(tensors: Tensors) -> bytes:
     """A site's own arrays as bytes, in the order of their names: what stays is kept so."""
     arrays = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     specs = [spec_of(name, np.asarray(tensors[name])) for name in arrays]
-    return write_header(specs, {}) + b"".join(array.tobytes() for array in arrays.values())
+    return _plain_header(tuple(specs)) + b"".join(array.tobytes() for array in arrays.values())
+
+
+@lru_cache(maxsize=64)
+def _plain_header(specs: tuple[TensorSpec, ...]) -> bytes:
+    return write_header(specs, {})
 
 
 def load_tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
@@ -118,10 +125,20 @@ def read_header(
     start = _LENGTH_BYTES + length
     if len(data) < _LENGTH_BYTES or length > MAX_HEADER_BYTES or start > len(data):
         raise FormatError("the header is missing, cut off or longer than 1 MiB")
+    parse = _parsed if length <= _KNOWN_HEADER_BYTES else _parsed.__wrapped__
+    specs, about, end = parse(bytes(data[_LENGTH_BYTES:start]))
+    if start + end != (len(data) if size_bytes is None else size_bytes):
+        raise FormatError("the file is not as long as its header says")
+    return specs, dict(about), start
+
+
+@lru_cache(maxsize=64)
+def _parsed(header: bytes) -> tuple[tuple[TensorSpec, ...], dict[str, str], int]:
+    """(tensors, metadata, bytes of all numbers). Files of one model have the same header, time
+    and again."""
     try:
         # Decoded here: of bytes, `json` would guess the encoding, and take UTF-16 or a mark.
-        text = bytes(data[_LENGTH_BYTES:start]).decode()
-        entries = json.loads(text, object_pairs_hook=_no_duplicates)
+        entries = json.loads(header.decode(), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError):
         raise FormatError("the header is not JSON") from None
     if not isinstance(entries, dict):
@@ -130,9 +147,7 @@ def read_header(
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
         raise FormatError("the metadata is not a table of texts")
     specs, end = _specs_of(entries)
-    if start + end != (len(data) if size_bytes is None else size_bytes):
-        raise FormatError("the file is not as long as its header says")
-    return specs, about, start
+    return specs, about, end
 
 
 def _specs_of(entries: dict[str, object]) -> tuple[tuple[TensorSpec, ...], int]:

@@ -30,7 +30,14 @@ from consortium.torch.links import channels_last
 from consortium.torch.marks import sort_tensors
 from consortium.torch.reproducible import reproducibly
 from consortium.torch.training import Method, Phase, Workplace, phases, run_phase
+from tests.torch.masks_of_torch import draw_as_torch_does
 from tests.torch.sites import site
+
+
+@pytest.fixture(autouse=True)
+def _same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_as_torch_does(monkeypatch)
+
 
 PLAIN = Method(nn.CrossEntropyLoss())
 

@@ -21,7 +21,14 @@ from consortium.tasks import Pace, Site
 from consortium.torch import HospitalNet, TorchTask, frozen, private, task
 from consortium.torch.chain import chain_of
 from consortium.torch.fingerprint import fingerprint
+from tests.torch.masks_of_torch import draw_as_torch_does
 from tests.torch.sites import site as site_of
+
+
+@pytest.fixture(autouse=True)
+def _same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_as_torch_does(monkeypatch)
+
 
 SITES, FEATURES = 7, 6
 EXACT, ROUNDED = 1e-10, 2e-5  # what float64 and float32 models may differ by, in all tensors

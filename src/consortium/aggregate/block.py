@@ -19,7 +19,7 @@ import numpy.typing as npt
 from consortium.errors import InternalError
 
 BLOCK = 64
-_AT_ONCE = 1 << 20  # numbers that are multiplied at once
+_AT_ONCE = 1 << 18  # numbers that are multiplied at once
 Total = npt.NDArray[np.float64]
 
 
@@ -42,30 +42,28 @@ class BlockSum:
 
     def add(self, ranks: Sequence[int], rows: npt.NDArray[Any], weights: Sequence[float]) -> None:
         """The next rows of the block, (n, d). Ranks ascend and belong to one block."""
-        if len(rows) * rows.shape[1] <= _AT_ONCE:
-            self._add(ranks, rows, weights)
-            return
-        for at, rank in enumerate(ranks):  # long rows one by one: memory stays that of two
-            self._add([rank], rows[at : at + 1], weights[at : at + 1])
-
-    def _add(self, ranks: Sequence[int], rows: npt.NDArray[Any], weights: Sequence[float]) -> None:
         for rank in ranks:
             last = self._last
             if rank <= last or (last >= 0 and rank // BLOCK != last // BLOCK):
                 raise InternalError("ranks of a block are ascending and belong together")
             self._last = rank
-        scale = np.array(weights, np.float64)[:, None]
-        products = np.empty((len(rows) + 1, rows.shape[1]))
-        products[1:] = rows  # faster than to multiply and to widen at once
-        products[1:] *= scale
-        # NumPy adds whole rows up one after the other, so that these are the sums of a loop.
-        if self._total is None:
-            self._total = np.add.reduce(products[1:], axis=0)
-        else:
-            products[0] = self._total
-            self._total = np.add.reduce(products, axis=0)
         for weight in weights:
             self._weight += weight
+        is_first, columns = self._total is None, rows.shape[1]
+        total = np.empty(columns) if self._total is None else self._total
+        scale = np.array(weights, np.float64)[:, None]
+        # Some columns at a time: few enough to stay in the cache while all rows are added.
+        step = max(1, min(columns, _AT_ONCE // (len(rows) + 1)))
+        products = np.empty((len(rows) + 1, step))
+        for at in range(0, columns, step):
+            part = products[:, : min(step, columns - at)]
+            part[1:] = rows[:, at : at + step]  # faster than to multiply and to widen at once
+            part[1:] *= scale
+            if not is_first:
+                part[0] = total[at : at + step]
+            # NumPy adds whole rows up one after the other: these are the sums of a loop.
+            np.add.reduce(part[1:] if is_first else part, axis=0, out=total[at : at + step])
+        self._total = total
 
     def finish(self) -> Partial:
         if self._total is None:

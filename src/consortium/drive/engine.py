@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from consortium.core.ids import Seat
 from consortium.core.terms import ReportValue
@@ -111,13 +112,15 @@ class LocalEngine:
         base: Vector,
         variate: Vector | None,
         states: Sequence[bytes | None],
+        into: npt.NDArray[Any] | None = None,
     ) -> Contributions:
-        """Train at these seats: side by side if the task can, one after the other if not."""
+        """Train at these seats: side by side if the task can, one after the other if not. Rows
+        are made in `into` (n, d), if that can be done without a copy."""
         if self.local.engine == LOOP:
             (seat,), (state,) = seats, states
             return together(self.train_one(seat, number, base, variate, state))
         sites = [self.site(seat, number, "train") for seat in seats]
-        return self.local.train_together(sites, base, variate, states)
+        return self.local.train_together(sites, base, variate, states, into)
 
     def train_one(
         self, seat: Seat, number: int, base: Vector, variate: Vector | None, state: bytes | None

@@ -89,8 +89,10 @@ class LocalWork:
         base: Vector,
         variate: Vector | None,
         states: Sequence[bytes | None],
+        into: npt.NDArray[Any] | None = None,
     ) -> Contributions:
-        """The same at several sites, by a task that trains them side by side."""
+        """The same at several sites, by a task that trains them side by side. Rows are made in
+        `into` (n, d), where an update is nothing but a step."""
         prepared = [
             self._prepared(site, base, variate, state)
             for site, state in zip(sites, states, strict=True)
@@ -98,7 +100,7 @@ class LocalWork:
         here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)
         train = cast(SideBySide, self.task).train_together
         many = self._call(here[0], "train", train, here, shared, self.engine)
-        steps = self._steps_of(many, base)
+        steps = self._steps_of(many, base, into)
         rows = self._rows(len(here), steps)
         for at, (made, own) in enumerate(prepared):
             if many.records[at] is None:
@@ -205,10 +207,14 @@ class LocalWork:
             )
         return replace(result, records=_count(site, "train", result.records))
 
-    def _steps_of(self, many: TrainedTogether, base: Vector) -> npt.NDArray[Any]:
+    def _steps_of(
+        self, many: TrainedTogether, base: Vector, into: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
         """(n, d): how far every site's shared tensors went."""
-        count = len(many.records)
-        rows = np.empty((count, self.layout.size), self.layout.dtype)
+        count, layout = len(many.records), self.layout
+        rows = into
+        if rows is None or (rows.shape, rows.dtype) != ((count, layout.size), layout.dtype):
+            rows = np.empty((count, layout.size), layout.dtype)
         at = 0
         for spec in self.layout.specs:
             part = slice(at, at + spec.size)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -42,6 +44,7 @@ from consortium.drive.rng import seed_bytes
 from consortium.drive.states import FileStates, MemoryStates, SiteStates
 from consortium.drive.workers import WorkerEngine, can_fork, default_workers
 from consortium.errors import (
+    ConsortiumError,
     ImpossiblePlanError,
     InsufficientParticipantsError,
     QualityError,
@@ -56,6 +59,7 @@ from consortium.tasks import AUTO, Site, Task, pace_of
 
 _CHECKED_SITES = 64
 _MANY_SITES = 100
+_MADE_READY = 2000  # sites: it takes about a millisecond each
 _SHOWN = 10  # names in a message
 
 
@@ -415,7 +419,26 @@ def _engine(
     if workers is None:
         workers = default_workers() if task.prefers_workers else 0
     workers = min(workers, len(sites))
-    return WorkerEngine(engine, workers) if workers > 0 and can_fork() else engine
+    if workers < 1 or not can_fork():
+        return engine
+    _get_ready(engine)
+    return WorkerEngine(engine, workers)
+
+
+def _get_ready(engine: LocalEngine) -> None:
+    """Let the task make what it keeps of each site once, and not once in each worker: where data
+    is in memory already, and most sites will be asked. What is wrong with a site is told when
+    its turn comes."""
+    sites, plan = engine.sites, engine.local.plan
+    a_round = plan.selection.target or plan.selection.fraction * len(sites)
+    are_here = not isinstance(sites, Population) and not isinstance(sites[0].data, str | Path)
+    are_asked = len(sites) <= min(plan.federation.rounds * a_round, _MADE_READY)
+    if engine.at_once == 1 or not are_here or not are_asked:
+        return
+    for seat in range(1, len(sites) + 1):
+        make = partial(engine.site, Seat(seat), 0, "start")
+        with suppress(ConsortiumError, SystemExit):
+            pace_of(engine.local.task, make, engine.local.engine)
 
 
 def _example(local: LocalWork, sites: Sequence[SimulatedSite], seed: int) -> Site:

@@ -11,6 +11,7 @@ thread. Of the jobs that lie ahead the one with the most records is begun first.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -139,7 +140,7 @@ class WorkerEngine:
         """Keep every worker busy, and give results in the order of the jobs."""
         waiting, running = dict(enumerate(jobs)), dict[int, tuple[int, int]]()
         load = dict.fromkeys(range(len(self._workers)), 0)
-        ready: dict[int, tuple[dict[str, Any], int, bytes]] = {}
+        ready: dict[int, tuple[dict[str, Any], int, memoryview]] = {}
         slots = len(self._free)
         try:
             for place, job in enumerate(jobs):
@@ -185,7 +186,7 @@ class WorkerEngine:
             job["seats"] = [int(seat) for seat in asked.seats]
             job["lengths"] = [_length(state) for state in kept]
             try:
-                self._workers[number].pipe.send_bytes(_packed(job, _joined(kept)))
+                self._workers[number].pipe.send_bytes(_packed(job, kept))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
@@ -199,7 +200,7 @@ class WorkerEngine:
         self,
         running: dict[int, tuple[int, int]],
         load: dict[int, int],
-        ready: dict[int, tuple[dict[str, Any], int, bytes]],
+        ready: dict[int, tuple[dict[str, Any], int, memoryview]],
     ) -> None:
         """Wait for at least one result."""
         pipes = {worker.pipe: number for number, worker in enumerate(self._workers)}
@@ -242,6 +243,7 @@ class WorkerEngine:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
             ours.close()
             keep_freed_memory()
+            gc.freeze()  # what was there before is neither looked at nor copied for it
             self._serve(theirs)
         except BaseException:
             traceback.print_exc()  # the parent only sees that we are gone
@@ -259,14 +261,14 @@ class WorkerEngine:
             except ConsortiumError as error:
                 reply = {"error": type(error).__name__, "message": error.message}
                 reply["hint"] = error.hint
-                kept = b""
+                kept = []
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()  # what a task prints must not be lost when we are ended
             pipe.send_bytes(_packed({**reply, "place": job["place"]}, kept))
 
     def _work(
         self, job: dict[str, Any], states: list[bytes | None]
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> tuple[dict[str, Any], list[bytes | None]]:
         seats, number = [Seat(seat) for seat in job["seats"]], job["round"]
         model = self._models[0].copy()  # a task may keep what it is given
         if job["do"] == "evaluate":
@@ -274,32 +276,31 @@ class WorkerEngine:
                 self._local.evaluate_one(seat, number, model, state)
                 for seat, state in zip(seats, states, strict=True)
             ]
-            return {"sums": [one[0] for one in scores], "records": [one[1] for one in scores]}, b""
+            return {"sums": [one[0] for one in scores], "records": [one[1] for one in scores]}, []
         variate = self._models[1].copy() if job["variate"] else None
-        made = self._local.train_some(seats, number, model, variate, states).at(job["wanted"])
-        self._rows[job["slot"]].reshape(self._local.at_once, -1)[: len(made)] = made.rows
+        slot = self._rows[job["slot"]].reshape(self._local.at_once, -1)
+        whole = self._local.train_some(seats, number, model, variate, states, slot[: len(seats)])
+        made = whole.at(job["wanted"])
+        if not np.may_share_memory(made.rows, slot):
+            slot[: len(made)] = made.rows
         told = {
             "records": list(made.records),
             "weights": list(made.weights),
             "failures": [0 if failure is None else int(failure) for failure in made.failures],
         }
         both = [*made.states, *made.packed]
-        return {**told, "lengths": [_length(part) for part in both]}, _joined(both)
+        return {**told, "lengths": [_length(part) for part in both]}, both
 
 
 def _length(state: bytes | None) -> int:
     return -1 if state is None else len(state)
 
 
-def _joined(states: Sequence[bytes | None]) -> bytes:
-    return b"".join(state or b"" for state in states)
-
-
-def _parted(data: bytes, lengths: Sequence[int]) -> list[bytes | None]:
+def _parted(data: memoryview, lengths: Sequence[int]) -> list[bytes | None]:
     """What was joined, by its lengths; -1 for nothing."""
     states, at = list[bytes | None](), 0
     for length in lengths:
-        states.append(None if length < 0 else data[at : at + length])
+        states.append(None if length < 0 else bytes(data[at : at + length]))
         at += max(length, 0)
     return states
 
@@ -311,13 +312,14 @@ def _shared(shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(buffer, dtype, count=count).reshape(shape)
 
 
-def _packed(message: dict[str, Any], more: bytes) -> bytes:
-    return json.dumps(message).encode() + b"\0" + more
+def _packed(message: dict[str, Any], states: Sequence[bytes | None]) -> bytes:
+    return b"".join([json.dumps(message).encode(), b"\0", *(state or b"" for state in states)])
 
 
-def _unpacked(data: bytes) -> tuple[dict[str, Any], bytes]:
-    text, _, more = data.partition(b"\0")
-    return json.loads(text), more
+def _unpacked(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The message, and the states behind it: they may be long, so they are not copied here."""
+    end = data.index(b"\0")
+    return json.loads(data[:end]), memoryview(data)[end + 1 :]
 
 
 def _death() -> InternalError:

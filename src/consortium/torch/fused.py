@@ -3,8 +3,8 @@
 The plain loop computes all gradients, then steps, and lets pictures lie as they come. Here
 pictures lie channels last, and with SGD each layer's backward is followed by its step, so
 that a gradient that is a product is never written down. It is the same function as the loop's
-(same batches, same dropout masks, same steps); sums are taken in another order, so the last
-digits differ.
+(same batches, same steps); sums are taken in another order, so the last digits differ, and
+dropout draws masks of its own: see `consortium.torch.masks`.
 
 Which models are trained so is a matter of rules, never of timing: see `can_fuse`.
 """
@@ -165,7 +165,7 @@ def _is_trained(layer: Layer, steps: Mapping[str, Taker]) -> bool:
 def reordered(chain: Chain) -> Chain:
     """The same function, cheaper. Each swap gives the same bits, forward and backward: relu
     keeps the order of numbers, so that it may wait until pooling has thrown most of them away;
-    dropout draws its mask in the order in which a flattened picture lies."""
+    dropout takes each number by itself, and numbers in a row are taken faster."""
     layers = list(chain)
     for at in range(len(layers) - 2, -1, -1):
         if (layers[at].kind, layers[at + 1].kind) in _SWAPS:

@@ -5,9 +5,7 @@ time. Its backward takes the gradient of its output, gives that of its input if 
 it, and hands out those of its parameters once their old values have been used.
 
 House rules: pictures (n, c, h, w) lie in memory channels last, both ways, because pooling is
-then ten times as fast and convolutions lose nothing; random masks are drawn in the order in
-which torch's own dropout draws them for pictures that lie channels first, so that a seed gives
-the same masks here and there.
+then ten times as fast and convolutions lose nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from consortium.torch.layers import Kind, Layer
+from consortium.torch.masks import Masks, one_sites_masks
 from consortium.torch.pointwise import pointwise_link
 
 _aten: Any = torch.ops.aten  # torch does not type its table of operations
@@ -289,9 +288,14 @@ class _Flatten(_Bare):
 
 
 class _Dropout(_Bare):
+    masks: Masks | None = None
+
     def forward(self, x: Tensor) -> Tensor:
-        kept = 1 - self.layer.p
-        self.mask = channels_last(torch.empty(x.shape, dtype=x.dtype).bernoulli_(kept).div_(kept))
+        if self.masks is None:
+            self.masks = one_sites_masks()
+        x = channels_last(x) if x.ndim == 4 else x.contiguous()
+        flat = self.masks.draw((1, x.numel()), 1 - self.layer.p, x.dtype)
+        self.mask = flat.as_strided(x.shape, x.stride())  # as x lies: no two have one place
         return x * self.mask
 
     def backward(self, d: Tensor, is_wanted: bool) -> Tensor:

@@ -111,7 +111,6 @@ class Group:
         self._sizes = [sizes[at] for at in order]
         self.slots = {name: Slot(self._stacked(name)) for name in form.way.parameters}
         self._buffers = {name: self._stacked(name) for name in form.parts.buffers}
-        self.keeps = form.parts.staying  # what members keep
         seeds = [member.seed for member in self._members]
         self._pass = form.way.begin(self.slots, self._buffers, seeds)
         self._inputs = torch.cat([member.inputs for member in self._members])
@@ -129,15 +128,15 @@ class Group:
                 steps = taken if self._form.parts.shared[0] in phase.names else steps
         return steps
 
-    def kept(self, at: int) -> Arrays:
-        """What the member at this place of `order` keeps."""
-        member, found = self._members[at], {}
-        for name in self.keeps:
+    def kept(self) -> list[Arrays]:
+        """What each member keeps, in the order of `order`. The arrays are the group's own, which
+        nobody else has."""
+        found: list[Arrays] = [{} for _ in self._members]
+        for name in self._form.parts.staying:
             tensor = self.slots[name].value if name in self.slots else self._buffers[name]
-            mine = tensor[at]
-            if mine.shape != member.staying[name].shape:
-                mine = mine[..., : member.staying[name].shape[-1]]
-            found[name] = mine.numpy().copy()
+            is_open = name == self._form.way.open_weight
+            for mine, member, array in zip(found, self._members, tensor.numpy(), strict=True):
+                mine[name] = array[..., : member.staying[name].shape[-1]] if is_open else array
         return found
 
     # ---- one phase ------------------------------------------------------------------
@@ -176,55 +175,57 @@ class Group:
 
     def _batches(self, epochs: int) -> Iterator[tuple[Tensor, Tensor, Batch]]:
         """Every step's records, (k, n, ...) of those sites that still have some."""
-        orders, counts = self._orders(epochs)
-        most, start = orders[0].shape[1], 0
+        rows, counts = self._orders(epochs)
+        steps, most, start = len(counts), rows.shape[2], 0
         record_bytes = 8 + self._inputs[0].numel() * self._inputs.element_size()
-        while start < len(counts):
+        before: tuple[npt.NDArray[Any], Batch, int] | None = None
+        while start < steps:
             active = int(np.count_nonzero(counts[start]))
-            at_once = max(1, _GATHERED_BYTES // (record_bytes * active * most))
-            rows = np.empty((min(at_once, len(counts) - start), active, most), np.int64)
-            for at, order in enumerate(orders[:active]):
-                part = order[start : start + len(rows)]
-                rows[: len(part), at] = part
-                rows[len(part) :, at] = self._starts[at]  # not looked at
-            flat = torch.from_numpy(rows.reshape(-1))
+            stop = min(steps, start + max(1, _GATHERED_BYTES // (record_bytes * active * most)))
+            here = rows[:active, start:stop].swapaxes(0, 1)
+            flat = torch.from_numpy(here.reshape(-1))
             inputs = self._inputs.index_select(0, flat)
-            inputs = inputs.reshape(*rows.shape, *self._inputs.shape[1:])
+            inputs = inputs.reshape(*here.shape, *self._inputs.shape[1:])
             targets = self._targets.index_select(0, flat)
-            targets = targets.reshape(*rows.shape, *self._targets.shape[1:])
-            for at in range(len(rows)):
-                here = counts[start + at]
-                k, n = int(np.count_nonzero(here)), self._form.batch
-                if here.max() > n:  # at all of them at once
-                    n = most
-                real = None
-                if here[:k].min() < n:
-                    is_real = np.arange(n)[None, :] < here[:k, None]
-                    real = torch.from_numpy(is_real).to(self._form.dtype)
-                batch = Batch(tuple(here[:k].tolist()), real)
-                yield inputs[at, :k, :n], targets[at, :k, :n], batch
-            start += len(rows)
+            targets = targets.reshape(*here.shape, *self._targets.shape[1:])
+            for at in range(start, stop):
+                if before is None or not np.array_equal(before[0], counts[at]):
+                    before = (counts[at], *self._batch(counts[at], most))
+                _, batch, n = before
+                yield inputs[at - start, : batch.k, :n], targets[at - start, : batch.k, :n], batch
+            start = stop
 
-    def _orders(self, epochs: int) -> tuple[list[npt.NDArray[Any]], npt.NDArray[Any]]:
-        """Of each site the rows of all inputs by (step, place in the batch); and how many count,
-        by (step, site). Places that do not count have a row of the same site."""
+    def _batch(self, counts: npt.NDArray[Any], most: int) -> tuple[Batch, int]:
+        """A step in which sites have so many records, and how many places it takes."""
+        k, n = int(np.count_nonzero(counts)), self._form.batch
+        if counts.max() > n:  # at all of them at once
+            n = most
+        here, sizes = tuple(counts[:k].tolist()), torch.from_numpy(counts[:k]).to(self._form.dtype)
+        if min(here) == n:
+            return Batch(here, sizes, None, torch.ones((), dtype=sizes.dtype) / n), n
+        is_real = np.arange(n)[None, :] < counts[:k, None]
+        real = torch.from_numpy(is_real).to(self._form.dtype)
+        return Batch(here, sizes, real, real / sizes.unsqueeze(1)), n
+
+    def _orders(self, epochs: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Rows of all inputs by (site, step, place in the batch); and how many of them count, by
+        (step, site). Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
-        counts = np.zeros((epochs * len(self._sizes[0]), len(self._members)), np.int32)
-        orders: list[npt.NDArray[Any]] = []
+        steps, members = epochs * len(self._sizes[0]), len(self._members)
+        rows, counts = np.empty((members, steps, most), np.int64), np.zeros((steps, members), int)
         for at, (member, sizes) in enumerate(zip(self._members, self._sizes, strict=True)):
-            counts[: epochs * len(sizes), at] = sizes * epochs
-            drawn = [member.site.rng.permutation(len(member.records)) for _ in range(epochs)]
+            draw, count = member.site.rng.permutation, len(member.records)
+            drawn = [draw(count) for _ in range(epochs)]
             order = drawn[0] if epochs == 1 else np.concatenate(drawn)
-            order += self._starts[at]
-            if len(order) == epochs * len(sizes) * most:  # all batches are full
-                orders.append(order.reshape(-1, most))
+            each = sizes * epochs
+            counts[: len(each), at] = each
+            if len(order) == steps * most:  # all batches are full
+                np.add(order.reshape(steps, most), self._starts[at], out=rows[at])
                 continue
-            each = np.array(sizes * epochs)
-            rows = np.full((len(each), most), self._starts[at])
-            rows[np.arange(most)[None, :] < each[:, None]] = order
-            orders.append(rows)
-        return orders, counts
+            rows[at] = self._starts[at]
+            rows[at, : len(each)][np.arange(most)[None, :] < np.array(each)[:, None]] += order
+        return rows, counts
 
     # ---- parameters -----------------------------------------------------------------
 
@@ -253,13 +254,13 @@ def _batch_sizes(form: GroupForm, records: int, batch_size: int) -> list[int]:
     return list(joined_sizes(sizes)) if form.way.looks_across_records else sizes
 
 
-def rounded(number: int) -> int:
+def rounded(number: int, least: int = 8) -> int:
     """Up to a power of two: few different ones, and none much too large.
 
     >>> [rounded(number) for number in (1, 8, 9, 100)]
     [8, 8, 16, 128]
     """
-    return max(8, 1 << (number - 1).bit_length())
+    return max(least, 1 << (number - 1).bit_length())
 
 
 def _effective(count: int, momentum: float, pull: float) -> float:

@@ -13,8 +13,11 @@ from consortium.torch.batches import TensorRecords
 from consortium.torch.chain import shapes_through
 from consortium.torch.layers import Kind, Layer
 from consortium.torch.losses import Kind as Outputs
+from consortium.torch.masks import Masks
 from consortium.torch.side_descent import Slot
 from consortium.torch.side_layers import Batch, SideLayer, side_layers
+
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class ChainWay:
         self, slots: Mapping[str, Slot], buffers: Mapping[str, Tensor], seeds: Sequence[int]
     ) -> ChainPass:
         draws = any(layer.kind is Kind.DROPOUT for layer in self.chain)
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds if draws]
-        return ChainPass(self, side_layers(self.chain, slots, buffers, generators))
+        masks = Masks(seeds if draws else ())
+        return ChainPass(self, side_layers(self.chain, slots, buffers, masks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +74,22 @@ class ChainPass:
 
 def _loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
     """Of the mean over each site's own records; rows that do not count get zeros."""
+    width = 1
     if kind is Outputs.CLASSES:
-        found = torch.softmax(outputs, -1)
+        # Torch's own softmax takes several times as long for rows of a few numbers.
+        found = (outputs - outputs.amax(-1, keepdim=True)).exp_()
+        found.div_(found.sum(-1, keepdim=True))
         wanted = targets.reshape(*outputs.shape[:-1], 1)
-        found.scatter_add_(-1, wanted, torch.full((), -1.0, dtype=found.dtype).expand(wanted.shape))
-        width = 1
+        found.scatter_add_(-1, wanted, _MINUS_ONE.to(found.dtype).expand(wanted.shape))
     else:
         wanted = targets.reshape(outputs.shape).to(outputs.dtype)
         is_logit = kind is Outputs.LOGIT
         found = torch.sigmoid(outputs).sub_(wanted) if is_logit else (outputs - wanted).mul_(2.0)
         width = outputs[0, 0].numel()
-    # Both ways multiply by the same number: whether others have fewer records changes nothing.
-    if batch.real is None:
-        return found.mul_(torch.ones((), dtype=found.dtype) / (batch.counts[0] * width))
-    counts = torch.tensor(batch.counts, dtype=found.dtype).unsqueeze(1) * width
-    scale = batch.real / counts  # (k, n)
-    return found.mul_(scale.reshape(*scale.shape, *[1] * (found.ndim - 2)))
+    shares = batch.shares if width == 1 else batch.shares / width
+    if shares.ndim:
+        shares = shares.reshape(*shares.shape, *[1] * (found.ndim - 2))
+    return found.mul_(shares)
 
 
 def fits(way: ChainWay, records: TensorRecords, chain: tuple[Layer, ...]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from consortium.torch.layers import Kind, Layer
+from consortium.torch.masks import Masks
 from consortium.torch.side_descent import Slot
 
 _aten: Any = torch.ops.aten
@@ -26,7 +27,9 @@ class Batch:
     """Which records of (k, n) count."""
 
     counts: tuple[int, ...]  # records of each of the k sites
+    sizes: Tensor  # (k,), the same as numbers
     real: Tensor | None  # (k, n), one or zero; None: all count
+    shares: Tensor  # of a record in its site's mean: (k, n) with zeros, or one for all
 
     @property
     def k(self) -> int:
@@ -134,20 +137,20 @@ class _BatchNorm:
     ) -> None:
         self._eps, self._momentum = layer.eps, layer.momentum
         self._weight, self._bias, self._statistics = weight, bias, statistics
-        self._centred, self._rstd, self._n = (torch.empty(0),) * 3
+        self._normal, self._rstd = torch.empty(0), torch.empty(0)
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         k, real = batch.k, batch.real
-        n = torch.tensor(batch.counts, dtype=x.dtype).reshape(k, 1, 1)
+        n = batch.sizes.reshape(k, 1, 1)
         mean = (x if real is None else x * real.unsqueeze(2)).sum(1, keepdim=True) / n
-        centred = x - mean
+        normal = x - mean
         if real is not None:
-            centred.mul_(real.unsqueeze(2))
-        variance = centred.square().sum(1, keepdim=True) / n
+            normal.mul_(real.unsqueeze(2))
+        variance = normal.square().sum(1, keepdim=True) / n  # var_mean takes ten times as long
         rstd = (variance + self._eps).rsqrt_()
-        normal = centred * rstd
-        self._centred, self._rstd, self._n = normal, rstd, n
-        self._note(mean.squeeze(1), (variance * n / (n - 1)).squeeze(1), k)
+        normal.mul_(rstd)
+        self._normal, self._rstd = normal, rstd
+        self._note(mean.squeeze(1), (variance * (n / (n - 1))).squeeze(1), k)
         if self._weight is not None:
             normal = normal * self._weight.value[:k].unsqueeze(1)
         if self._bias is not None:
@@ -163,7 +166,7 @@ class _BatchNorm:
         counters[:k].add_(1)
 
     def backward(self, grad: Tensor, batch: Batch, wants_input: bool) -> Tensor | None:
-        normal, rstd, n = self._centred, self._rstd, self._n
+        normal, rstd, n = self._normal, self._rstd, batch.sizes.reshape(batch.k, 1, 1)
         total, along = grad.sum(1, keepdim=True), (grad * normal).sum(1, keepdim=True)
         scale = rstd
         if self._weight is not None:
@@ -173,22 +176,17 @@ class _BatchNorm:
             self._bias.add(total.squeeze(1))
         if not wants_input:
             return None
-        back = (grad - total / n - normal * (along / n)).mul_(scale)
+        back = torch.addcmul(grad, normal, along / n, value=-1).sub_(total / n).mul_(scale)
         return back if batch.real is None else back.mul_(batch.real.unsqueeze(2))
 
 
 class _Dropout:
-    """Each site draws from a generator of its own, as it does alone."""
-
-    def __init__(self, p: float, generators: Sequence[torch.Generator]) -> None:
-        self._kept, self._generators = 1 - p, generators
+    def __init__(self, p: float, masks: Masks) -> None:
+        self._kept, self._masks = 1 - p, masks
         self._mask = torch.empty(0)
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        mask = torch.zeros(x.shape, dtype=x.dtype)
-        for site, count in enumerate(batch.counts):
-            mask[site, :count].bernoulli_(self._kept, generator=self._generators[site])
-        self._mask = mask.div_(self._kept)
+    def forward(self, x: Tensor, _batch: Batch) -> Tensor:
+        self._mask = self._masks.draw(x.shape, self._kept, x.dtype)
         return x * self._mask
 
     def backward(self, grad: Tensor, _batch: Batch, _wants_input: bool) -> Tensor | None:
@@ -292,13 +290,13 @@ def side_layers(
     chain: Sequence[Layer],
     slots: Mapping[str, Slot],
     buffers: Mapping[str, Tensor],
-    generators: Sequence[torch.Generator],
+    masks: Masks,
 ) -> list[SideLayer]:
     """The chain's layers for sites whose parameters and buffers are these, (sites, ...)."""
     # A linear layer does not need its own output any more.
     after_linear = [False, *(layer.kind is Kind.LINEAR for layer in chain)]
     return [
-        _side_layer(layer, may_overwrite, slots, buffers, generators)
+        _side_layer(layer, may_overwrite, slots, buffers, masks)
         for layer, may_overwrite in zip(chain, after_linear, strict=False)
     ]
 
@@ -308,7 +306,7 @@ def _side_layer(
     may_overwrite: bool,
     slots: Mapping[str, Slot],
     buffers: Mapping[str, Tensor],
-    generators: Sequence[torch.Generator],
+    masks: Masks,
 ) -> SideLayer:
     weight = slots[layer.weight] if layer.weight is not None else None
     bias = slots[layer.bias] if layer.bias is not None else None
@@ -324,7 +322,7 @@ def _side_layer(
             kept = None if names is None else tuple(buffers[name] for name in names)
             return _BatchNorm(layer, weight, bias, kept)  # type: ignore[arg-type]  # three
         case Kind.DROPOUT:
-            return _Dropout(layer.p, generators)
+            return _Dropout(layer.p, masks)
         case Kind.FLATTEN:
             return _Flatten()
     found = _activation(layer, may_overwrite)

@@ -8,7 +8,7 @@ engine cannot do at some site (records from a loader, labels that are wrong) the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -36,6 +36,7 @@ ENGINES = (LOOP, BATCHED, FUSED)
 # Numbers in a model up to which many are trained at once: above, one fills a core by itself.
 _SMALL = 300_000
 _AT_ONCE, _AT_ONCE_NUMBERS = 64, 8 << 20
+_WIDE = 64  # columns that a first layer of its own width gets at least: one group, and not four
 
 Alone = Callable[[Site, int], Trained]  # train at one site with this seed
 Told = Callable[[Site], AbstractContextManager[None]]  # errors within are told as this site's
@@ -103,7 +104,7 @@ class Ways:
             dtype=next(iter(tensors.values())).dtype,
             shapes={name: tuple(tensors[name].shape) for name in parts.shared},
             records=_form_of(records, way.open_weight is not None),
-            width=width if way.open_weight is None else rounded(width),
+            width=width if way.open_weight is None else rounded(width, _WIDE),
             batch=batch,
             joined=(len(sizes), max(sizes)) if max(sizes) > batch else None,
         )
@@ -144,9 +145,7 @@ class Ways:
         told: Told,
     ) -> TrainedTogether:
         """Train at each of these sites, groups of them side by side."""
-        made = _Made(len(sites), shared)
-        shapes = {name: np.shape(array) for name, array in shared.items()}
-        groups: dict[tuple[object, ...], _Together] = {}
+        made, groups = _Made(len(sites), shared), _Groups(shared)
         for at, site in enumerate(sites):
             seed = int(site.rng.integers(2**63))  # as the loop draws it
             bench = self.workshop.known(site)
@@ -158,17 +157,14 @@ class Ways:
                     made.put_nothing(at, shared)
                     continue
             form = self.form(bench, site) if engine == BATCHED else None
-            steps = list(phases(bench.parts, site))
-            if form is None or form.shapes != shapes or not form.learns_in(steps):
+            group = None if form is None else groups.of(form, site)
+            if group is None:
                 with told(site):
                     made.put(at, alone(site, seed))
                 continue
-            known = id(form) if isinstance(form.way, ChainWay) else form  # a hash takes long
-            key = (known, *((phase.names, phase.epochs) for phase in steps))
-            group = groups.setdefault(key, _Together(form, steps))
-            group.members[at] = _member(site, seed, bench, form)
+            group.members[at] = _member(site, seed, bench, group.form)
         values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
-        for group in groups.values():
+        for group in groups.all():
             group.train(values, made, alone, told)
         return made.together()
 
@@ -200,6 +196,34 @@ class _Together:
             for at, member in self.members.items():
                 with told(member.site):
                     made.put(at, alone(replace(member.site, rng=drawn[at]), member.seed))
+
+
+class _Groups:
+    """The groups of some sites in one round, which all follow one plan."""
+
+    def __init__(self, shared: dict[str, Any]) -> None:
+        self._shapes = {name: np.shape(array) for name, array in shared.items()}
+        self._groups: dict[Hashable, _Together] = {}
+        # To hash a form takes long. A form is kept here, so that no other gets its identity.
+        self._known: dict[tuple[int, bool], tuple[GroupForm, _Together | None]] = {}
+
+    def of(self, form: GroupForm, site: Site) -> _Together | None:
+        """The group of a site; None if it has to train alone. What sites do differs only by
+        whether they have trained before."""
+        key = id(form), site.state is None
+        if key not in self._known:
+            self._known[key] = form, self._found(form, site)
+        return self._known[key][1]
+
+    def _found(self, form: GroupForm, site: Site) -> _Together | None:
+        steps = list(phases(form.parts, site))
+        if form.shapes != self._shapes or not form.learns_in(steps):
+            return None
+        key = (form, *((phase.names, phase.epochs) for phase in steps))
+        return self._groups.setdefault(key, _Together(form, steps))
+
+    def all(self) -> list[_Together]:
+        return list(self._groups.values())
 
 
 def _form_of(records: TensorRecords, is_open: bool) -> tuple[object, ...]:
@@ -241,11 +265,14 @@ class _Made:
         members: dict[int, Member],
     ) -> None:
         ordered = [places[at] for at in group.order]
-        for name, stacked in self._shared.items():
-            stacked[ordered] = group.slots[name].value.numpy()
-        for at, (place, taken) in enumerate(zip(ordered, steps, strict=True)):
+        if ordered == list(range(len(self.records))):  # all there are, as they stand
+            self._shared = {name: group.slots[name].value.numpy() for name in self._shared}
+        else:
+            for name, stacked in self._shared.items():
+                stacked[ordered] = group.slots[name].value.numpy()
+        for place, taken, kept in zip(ordered, steps, group.kept(), strict=True):
             self.records[place] = len(members[place].records)
-            self._states[place] = group.kept(at) if group.keeps else None
+            self._states[place] = kept or None
             self._steps[place] = taken
 
     def together(self) -> TrainedTogether:

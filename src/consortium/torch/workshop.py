@@ -92,18 +92,19 @@ class Bench:
         """What is not shared: as the site kept it, or with its first values."""
         if site.state is None:
             return self.first
-        wanted = {name: tuple(self.first[name].shape) for name in self.parts.staying}
+        if "staying" not in self.memo:
+            self.memo["staying"] = {name: self.first[name].shape for name in self.parts.staying}
         # No names here: what stays at a site is not told, not even in an error.
-        if wanted != {name: np.shape(array) for name, array in site.state.items()}:
+        if self.memo["staying"] != {name: np.shape(array) for name, array in site.state.items()}:
             raise SiteDataError(
                 f"site {site.name}: what was kept here does not fit the model any more",
                 hint="the site's columns or the task have changed: start its state anew",
             )
-        kept = {
-            name: torch.from_numpy(np.array(array)).to(self.first[name].dtype)
-            for name, array in site.state.items()
-        }
-        return {**self.first, **kept}
+        found = self.first.copy()
+        for name, array in site.state.items():
+            kept = torch.from_numpy(array if array.flags.writeable else array.copy())
+            found[name] = kept if kept.dtype is found[name].dtype else kept.to(found[name].dtype)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
