@@ -60,7 +60,7 @@ class Study:
 SETTINGS = {
     "W1": Setting("W1", clients=100, cohort=10, records=600, rounds=3),
     "W2": Setting("W2", clients=1000, cohort=100, records=50, rounds=60, warm_up=10),
-    "W3": Setting("W3", clients=1000, cohort=50, records=50, rounds=3),
+    "W3": Setting("W3", clients=1000, cohort=50, records=50, rounds=4),
 }
 
 

@@ -79,5 +79,6 @@ def _next(folder: Path | None) -> str:
     """Two things to try now."""
     look = "consortium demo --folder DIR    keeps keys, logs and models to look at"
     if folder is not None:
-        look = f"cd {folder} && consortium simulate common/consortium.toml --seed 1 --engine loop"
+        simulate = "consortium simulate common/consortium.toml --seed 1 --engine loop"
+        look = f"cd {folder}\n      {simulate}"
     return f"Next: {look}\n      consortium init DIR             a study to change into your own"
