@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.workloads import SEED, Records, Setting, Study
 from consortium.torch.hospital import HospitalNet
 
-SETTING = Setting("hospitals", clients=200, cohort=200, records=50, rounds=6)
+SETTING = Setting("hospitals", clients=200, cohort=200, records=50, rounds=5)
 FEWEST, MOST = 8, 40  # columns of a hospital
 HIDDEN = 6  # numbers that say how a patient is
 NOISE = 0.3  # of what is measured

@@ -270,14 +270,14 @@ class WorkerEngine:
         self, job: dict[str, Any], states: list[bytes | None]
     ) -> tuple[dict[str, Any], list[bytes | None]]:
         seats, number = [Seat(seat) for seat in job["seats"]], job["round"]
-        model = self._models[0].copy()  # a task may keep what it is given
+        model = self._models[0]  # tasks are given copies of it, as tensors
         if job["do"] == "evaluate":
             scores = [
                 self._local.evaluate_one(seat, number, model, state)
                 for seat, state in zip(seats, states, strict=True)
             ]
             return {"sums": [one[0] for one in scores], "records": [one[1] for one in scores]}, []
-        variate = self._models[1].copy() if job["variate"] else None
+        variate = self._models[1] if job["variate"] else None
         slot = self._rows[job["slot"]].reshape(self._local.at_once, -1)
         whole = self._local.train_some(seats, number, model, variate, states, slot[: len(seats)])
         made = whole.at(job["wanted"])

@@ -52,7 +52,8 @@ def write_arrays(model: nn.Module, arrays: Tensors) -> None:
     tensors = tensors_of(model)
     with torch.no_grad():
         for name, array in arrays.items():
-            tensors[name].copy_(torch.from_numpy(np.array(array)))
+            can_be_read = array.flags.writeable  # else torch warns
+            tensors[name].copy_(torch.from_numpy(array if can_be_read else array.copy()))
 
 
 def misfit(model: nn.Module, names: Iterable[str], arrays: Mapping[str, Any]) -> str:

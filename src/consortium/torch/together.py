@@ -163,8 +163,8 @@ class Ways:
                     made.put(at, alone(site, seed))
                 continue
             group.members[at] = _member(site, seed, bench, group.form)
-        values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
         for group in groups.all():
+            values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
             group.train(values, made, alone, told)
         return made.together()
 
@@ -240,7 +240,7 @@ class _Made:
         self._shared = {
             name: np.empty((count, *np.shape(array)), np.asarray(array).dtype)
             for name, array in shared.items()
-        }
+        }  # takes no memory before it is written
         self.records: list[int | None] = [0] * count
         self._states: list[Any] = [None] * count
         self._steps: list[float | None] = [None] * count
@@ -252,8 +252,11 @@ class _Made:
         self.records[at] = None
 
     def put(self, at: int, trained: Trained) -> None:
-        for name, array in trained.shared.items():
-            self._shared[name][at] = array
+        if len(self.records) == 1:  # large models come one by one
+            self._shared = {name: array[None] for name, array in trained.shared.items()}
+        else:
+            for name, array in trained.shared.items():
+                self._shared[name][at] = array
         self.records[at], self._states[at] = trained.records, trained.state
         self._steps[at] = trained.steps
 
