@@ -5,8 +5,9 @@
 
 Evaluation is off and the log is in memory. W1 to W3 are told in `benchmarks.workloads`, the
 hospitals in `benchmarks.hospitals`, the base in `benchmarks.plain_torch`. Rounds of ours and of
-the base take turns, so that a busy machine slows both alike. Both count as the median after the
-first rounds. What models came to is measured on the same held-out records.
+the base take turns, so that a busy machine slows both alike; W2's are short, so ten at a time,
+because right after somebody else a cache is not what it is in a run. Both count as the median
+after the first rounds. What models came to is measured on the same held-out records.
 
 A peer is a framework in an environment of its own (`benchmarks.peers`). Its base is the peer.
 """
@@ -44,16 +45,18 @@ Play = Callable[[], float]  # a round of something else; the seconds that it too
 
 @dataclass(slots=True)
 class Turns:
-    """Seconds of our rounds. After each of them somebody else has a turn."""
+    """Seconds of our rounds. After some of them somebody else has as many."""
 
     other: Play
+    at_a_time: int
     ours: list[float] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
     begun: float = field(default_factory=time.perf_counter)
 
     def __call__(self, _: RoundRecord) -> None:
         self.ours.append(time.perf_counter() - self.begun)
-        self.others.append(self.other())
+        if len(self.ours) % self.at_a_time == 0:
+            self.others += [self.other() for _ in range(self.at_a_time)]
         self.begun = time.perf_counter()
 
 
@@ -132,10 +135,10 @@ def _name(client: int) -> str:
 
 
 def in_turns(study: Study, options: Options) -> tuple[Measured, Measured]:
-    """Ours and the base, a round of each in turn."""
+    """Ours and the base in turn."""
     warm_up = study.setting.warm_up
     with PlainLoop(study) as base:
-        turns = Turns(base.play)
+        turns = Turns(base.play, study.setting.turn)
         run = simulated(study, replace(options, on_round=turns))
         accuracies = accuracy_of(run, study), base.accuracy()
     ours, others = turns.ours[warm_up:], turns.others[warm_up:]

@@ -36,6 +36,7 @@ class Setting:
     lr: float = 0.1
     batch_size: int = 10
     epochs: int = 1
+    turn: int = 1  # rounds after which the other has its turn; all rounds are whole turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Study:
 # W1 and W3 take seconds a round: as many as a minute in all can bear.
 SETTINGS = {
     "W1": Setting("W1", clients=100, cohort=10, records=600, rounds=3),
-    "W2": Setting("W2", clients=1000, cohort=100, records=50, rounds=50, warm_up=10),
+    "W2": Setting("W2", clients=1000, cohort=100, records=50, rounds=50, warm_up=10, turn=10),
     "W3": Setting("W3", clients=1000, cohort=50, records=50, rounds=3),
 }
 

@@ -21,6 +21,11 @@ _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # torch's defaults for Adam and AdamW
 _CLIP_EPS = 1e-6  # torch's, in clip_grad_norm_
 
 
+def first(stacked: Tensor, k: int) -> Tensor:
+    """Of (sites, ...) those of the first k sites. Mostly it is all: a view takes time too."""
+    return stacked if stacked.shape[0] == k else stacked[:k]
+
+
 @dataclass(slots=True)
 class Slot:
     """One parameter of all sites, and where its gradients go: into := beta into + alpha g."""
@@ -35,13 +40,14 @@ class Slot:
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Take the gradient (k, a, b) = left (k, a, n) times right (k, n, b)."""
         if self.into is not None:
-            self.into[: len(left)].baddbmm_(left, right, beta=self.beta, alpha=self.alpha)
+            into = first(self.into, left.shape[0])
+            into.baddbmm_(left, right, beta=self.beta, alpha=self.alpha)
 
     def add(self, gradient: Tensor) -> None:
         """Take the gradient (k, ...)."""
         if self.into is None:
             return
-        into = self.into[: len(gradient)]
+        into = first(self.into, gradient.shape[0])
         if self.beta != 1.0:
             into.mul_(self.beta)
         into.add_(gradient, alpha=self.alpha)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from consortium.torch.layers import Kind, Layer
 from consortium.torch.masks import Masks
-from consortium.torch.side_descent import Slot
+from consortium.torch.side_descent import Slot, first
 
 _aten: Any = torch.ops.aten
 
@@ -53,23 +53,25 @@ class _Linear:
 
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         k, shape = batch.k, x.shape
-        self._x = x = x.reshape(k, -1, shape[-1])
-        across = self._weight.value[:k].transpose(1, 2)  # (k, in, out)
+        self._x = x = x if x.ndim == 3 else x.reshape(k, -1, shape[-1])
+        across = first(self._weight.value, k).transpose(1, 2)  # (k, in, out)
         if self._bias is None:
             out = torch.bmm(x, across)
         else:
-            out = torch.baddbmm(self._bias.value[:k].unsqueeze(1), x, across)
-        return out.reshape(*shape[:-1], out.shape[-1])
+            out = torch.baddbmm(first(self._bias.value, k).unsqueeze(1), x, across)
+        return out if len(shape) == 3 else out.reshape(*shape[:-1], out.shape[-1])
 
     def backward(self, grad: Tensor, batch: Batch, wants_input: bool) -> Tensor | None:
         shape = grad.shape
-        grad = grad.reshape(batch.k, -1, shape[-1])
+        grad = grad if grad.ndim == 3 else grad.reshape(batch.k, -1, shape[-1])
         # Before the step: it may change the weights at once.
-        back = torch.bmm(grad, self._weight.value[: batch.k]) if wants_input else None
+        back = torch.bmm(grad, first(self._weight.value, batch.k)) if wants_input else None
         self._weight.add_product(grad.transpose(1, 2), self._x)
         if self._bias is not None and self._bias.into is not None:
             self._bias.add(grad.sum(1))
-        return None if back is None else back.reshape(*shape[:-1], back.shape[-1])
+        if back is None or len(shape) == 3:
+            return back
+        return back.reshape(*shape[:-1], back.shape[-1])
 
 
 class _Embedding:
