@@ -4,8 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Where every branch must be reached by some test, and the tests that must reach it.
-HEART := tests/core tests/ledger tests/store tests/test_scenarios.py
-WHOLE := src/consortium/core/*,src/consortium/crypto/*,src/consortium/ledger/*,src/consortium/store/*
+HEART := tests/core tests/ledger tests/store tests/privacy tests/test_accounts.py tests/test_scenarios.py
+WHOLE := src/consortium/core/*,src/consortium/crypto/*,src/consortium/ledger/*,src/consortium/privacy/*,src/consortium/store/*
 
 help:  ## list these commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  make \1\t/' | expand -t 16
@@ -35,6 +35,7 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.aggregation --json
 	@$(BIN)/python -m benchmarks.network --json
 	@$(BIN)/python -m benchmarks.asynchronous --json
+	@$(BIN)/python -m benchmarks.dpsgd --json
 	@$(BIN)/python -m benchmarks.population --json
 
 soak: .venv/ready  ## the long campaigns; docs/reference/soak.md says how they went

@@ -24,6 +24,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from consortium.coordinator import matrix
+from consortium.core import account_facts as a
 from consortium.core import codec, tables, terms
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -54,6 +55,12 @@ CAUSES: dict[type[Any], str] = {
     f.FederationFinished: "Stop; the end of a round",
     f.LogKeyAdopted: "AdoptLogKey",
     f.BufferingAdopted: "AdoptPlan",
+    f.BudgetAdopted: "AdoptPlan",
+    f.BudgetAsked: "OpenRound, Tick",
+    f.BudgetReserved: "Granted",
+    f.BudgetRefused: "Denied",
+    f.BudgetCharged: "with SitesInvited, or with RoundClosed",
+    f.BudgetSettled: "AccountTold",
     f.RoundOpened: "OpenRound, Tick",
     f.SelectionStarted: "Drawn",
     f.SitesInvited: "Drawn, Admit, AdmitCohort, Report, Tick",
@@ -95,6 +102,12 @@ CAUSES: dict[type[Any], str] = {
     s.CheckpointWitnessed: "Shown",
     s.RoundSettled: "Settled",
     s.ReportSpooled: "Describe",
+    s.SpendingHeld: "Reserved",
+    a.AccountOpened: "OpenAccount",
+    a.LimitsSet: "SetLimits",
+    a.SpendingReserved: "Reserve",
+    a.SpendingCharged: "Charge",
+    a.SpendingReturned: "Return",
 }
 
 
@@ -336,6 +349,7 @@ def _is_enum(kind: object) -> bool:
 
 def _records() -> str:
     kinds = [kind for kind in vars(terms).values() if isinstance(kind, type) and is_dataclass(kind)]
+    kinds = list(dict.fromkeys([*kinds, a.Cost, a.Limits]))
     rows = []
     for kind in kinds:
         hints = get_type_hints(kind)
@@ -468,6 +482,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "modules": _modules,
     "fact-kinds": lambda: _fact_kinds(f.Fact),
     "site-fact-kinds": lambda: _fact_kinds(s.SiteFact),
+    "account-fact-kinds": lambda: _fact_kinds(a.AccountFact),
     "fact-enums": _enums,
     "fact-records": _records,
     "fact-example": _example,

@@ -190,7 +190,11 @@ def test_init_does_not_overwrite(study: Path) -> None:
         (("rounds = 10", "ruonds = 10"), "E0112", "did you mean rounds?"),
         (("rounds = 10", 'rounds = "10"'), "E0113", "a whole number"),
         (("fraction = 1.0", "target = 2"), "E0114", "quorum 3 is above target 2"),
-        (("[training]", "[privacy]\nepsilon = 1.0\n[training]"), "E0116", "does not have"),
+        (
+            ("[training]", "[security]\nsecure_aggregation = true\n[training]"),
+            "E0116",
+            "does not have",
+        ),
         (("rounds = 10", "rounds = "), "E0111", "not TOML"),
         (("task.py:study", "task.py:stdy"), "E0201", "has no `stdy`"),
         (("data/*.csv", "nowhere/*.csv"), "E0117", "no file matches"),

@@ -280,7 +280,7 @@ def test_what_happens_between_rounds_has_words_too() -> None:
 
 
 def test_a_fact_of_a_newer_coordinator_is_shown_by_its_name() -> None:
-    assert happening({"fact": "BudgetCharged", "at_ms": 5}, opened_ms=0) == "BudgetCharged"
+    assert happening({"fact": "MaskRemoved", "at_ms": 5}, opened_ms=0) == "MaskRemoved"
 
 
 def test_a_round_in_80_columns() -> None:

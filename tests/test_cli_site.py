@@ -224,6 +224,22 @@ def test_policy_is_shown_changed_and_checked(small: Small) -> None:
     assert site.command("site", "leave", "--yes").returncode == 0
 
 
+def test_privacy_budget_is_set_by_the_policy(small: Small) -> None:
+    site = small.add("saver", is_approved=False)
+    keys = ("epsilon_weekly=3.5", "epsilon_lifetime=40", "dataset=heart", "ledger=/srv/ledger")
+    changes = [word for key in keys for word in ("--set", key)]
+    told = json.loads(site.command("--json", "site", "policy", *changes).stdout)["data"]
+    assert (told["epsilon_weekly"], told["epsilon_monthly"]) == (3.5, None)
+    assert (told["epsilon_lifetime"], told["dataset"]) == (40.0, "heart")
+    assert (told["ledger"], told["delta"]) == ("/srv/ledger", 1e-5)
+    for wrong in ("epsilon_weekly=0", "dataset=a b", "ledger=here", "delta=1"):
+        assert site.command("site", "policy", "--set", wrong).returncode == 3
+    back = site.command("--json", "site", "policy", "--set", "epsilon_weekly=", "--set", "ledger=")
+    told = json.loads(back.stdout)["data"]
+    assert (told["epsilon_weekly"], told["ledger"]) == (None, None)
+    assert site.command("site", "leave", "--yes").returncode == 0
+
+
 def test_outbox_model_and_hold(tmp_path: Path) -> None:
     small = found(tmp_path, rounds=2, quorum=2)
     try:

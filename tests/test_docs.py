@@ -29,9 +29,10 @@ import pytest
 
 import consortium.drive.driver as driver
 from consortium.cli import main
+from consortium.core import account_facts as a
 from consortium.core import facts as f
 from consortium.core import site_facts as s
-from consortium.core.codec import decode, encode, fact_kinds
+from consortium.core.codec import account_kinds, decode, encode, fact_kinds
 from consortium.core.federation import decide, evolve, is_legal
 from consortium.core.state import Federation
 from consortium.core.tables import Standing
@@ -74,7 +75,8 @@ def test_a_changed_part_is_found() -> None:
 
 
 def test_every_fact_has_a_cause_on_the_page() -> None:
-    assert list(gen_docs.CAUSES) == [*get_args(f.Fact), *get_args(s.SiteFact)]
+    every = (*get_args(f.Fact), *get_args(s.SiteFact), *get_args(a.AccountFact))
+    assert list(gen_docs.CAUSES) == list(every)
 
 
 def test_facts_have_the_causes_that_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +311,7 @@ def test_the_example_is_one_whole_legal_round() -> None:
     assert state.ended is not None and len(state.ended.members) == 3
 
 
-def test_reserved_kinds_are_free() -> None:
-    assert not [kind for kind in fact_kinds() if 64 <= kind < 128]
+def test_every_log_has_kinds_of_its_own_and_reserved_ones_are_free() -> None:
+    assert not [kind for kind in fact_kinds() if 64 <= kind < 72 or 80 <= kind < 128]
+    assert all(64 <= kind < 72 for kind in account_kinds())
     assert all(kind.KIND >= 128 for kind in get_args(s.SiteFact))

@@ -65,6 +65,21 @@ def test_hostile_sites_break_the_mean_and_not_the_median() -> None:
     assert told["rules"]["mean"]["flip"] < 0.3 < 0.6 < told["rules"]["median"]["flip"]
 
 
+def test_private_records_cost_what_was_promised_and_still_teach() -> None:
+    told = run("private_records", "--bundled", "--seeds", "1", "--rounds", "3")
+    total, a_round = told["rows"]
+    assert 3.49 < total["epsilon"] <= 3.5 and total["rounds"] == a_round["rounds"] == 3
+    assert 0.5 < a_round["epsilon"] < 1.0, "three rounds of 0.5 compose to less than 1.5"
+    assert min(total["with"][0], a_round["with"][0]) > 0.7  # who says one thing gets 0.63
+
+
+@pytest.mark.parametrize(("data", "least"), [("heart", 0.8), ("digits", 0.3)])
+def test_private_records_of_other_studies(data: str, least: float) -> None:
+    told = run("private_records", "--data", data, "--bundled", "--seeds", "1", "--rounds", "3")
+    (row,) = told["rows"]
+    assert row["epsilon"] <= 3.5 and row["with"][0] > least  # among digits, chance is 0.1
+
+
 def test_a_publisher_that_cannot_be_reached_is_named_with_a_way_on(tmp_path: Path) -> None:
     """No proxy leads anywhere on port 9: the publisher is out of reach, wherever this runs."""
     done = subprocess.run(
@@ -115,3 +130,18 @@ def test_robust_rules_hold_where_the_mean_falls() -> None:
                 assert accuracy < 0.5, attack
             elif rule != "krum":
                 assert accuracy >= told["honest"] - 0.03, (rule, attack)
+
+
+@pytest.mark.slow
+def test_intrusion_is_still_learnt_where_no_single_record_shows() -> None:
+    total, a_round = run("private_records", folder=published("nslkdd"))["rows"]
+    assert total["epsilon"] <= 3.5 and total["rounds"] == 10 and total["ratio"] >= 0.9
+    assert a_round["epsilon"] <= 1.46 and a_round["rounds"] == 7 and a_round["ratio"] >= 0.9
+
+
+@pytest.mark.slow
+def test_few_records_make_hiding_each_of_them_dear() -> None:
+    (heart,) = run("private_records", "--data", "heart", folder=published("heart_disease"))["rows"]
+    (digits,) = run("private_records", "--data", "digits")["rows"]
+    assert heart["ratio"] >= 0.9, "logistic regression has 22 numbers to hide"
+    assert 0.75 <= digits["ratio"] <= 0.9, "the page says what is lost"

@@ -29,6 +29,7 @@ QUICK = (
     small.SHORT,
     small.BUFFERED,
     small.FRESH,
+    small.PAID,
 )
 
 CAUGHT_BY = {
@@ -95,6 +96,23 @@ CAUGHT_BY = {
     "an old update is checked against the new model": "an_open_round_owes_its_step",
     "the age of an update is forgotten": "every_member_is_summed_once",
     "a kept invitation gets another deadline": "what_passes_stays_the_same",
+    "a round opens before it is paid for": "a_round_opens_when_it_is_paid",
+    "an account is asked while it is asked": "the_same_again_changes_nothing",
+    "an answer about another round opens this one": "costs_are_held_as_was_asked",
+    "an account that has forgotten is believed": "costs_are_held_as_was_asked",
+    "a refusal is not waited for": "a_refusal_pauses_or_finishes",
+    "a budget that is spent finishes nothing": "a_refusal_pauses_or_finishes",
+    "two plans ask by the same number": "what_will_not_open_goes_back",
+    "what was asked for does not go back at the end": "what_will_not_open_goes_back",
+    "a sum is not charged": "what_is_paid_for_is_charged",
+    "invitations are not charged": "what_is_paid_for_is_charged",
+    "what sites spend is charged at the closing": "what_is_paid_for_is_charged",
+    "what was charged is returned": "payments_go_forwards",
+    "what was not needed is not returned": "what_is_held_goes_back_with_a_failure",
+    "the account is never told": "every_account_is_told",
+    "the account is told the opposite": "every_account_is_told",
+    "the account is said to know what is not decided": "an_account_is_told_once",
+    "what was paid before is doubted": "facts_are_legal",
 }
 
 # One update is enough, and both sites must be ready: all steps within a few hundred states.
@@ -122,9 +140,13 @@ def test_every_step_of_a_round_is_reached(walks: dict[str, Exploration]) -> None
     assert reached == {step.name for step in Step}
 
 
+LARGE = (small.EVALUATION, small.PAID_AT_SITES, small.PAID_BUFFERED)
+
+
 @pytest.mark.slow
-def test_no_rule_is_broken_when_everybody_misbehaves_in_the_evaluation() -> None:
-    seen = explore(small.EVALUATION.terms, small.EVALUATION.alphabet)
+@pytest.mark.parametrize("one", LARGE, ids=lambda one: one.name)
+def test_no_rule_is_broken_in_a_large_federation(one: small.Small) -> None:
+    seen = explore(one.terms, one.alphabet)
     assert seen.violation is None, command.describe(seen.violation)
 
 

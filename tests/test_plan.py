@@ -110,11 +110,11 @@ BAD_PLANS = [
     ),
     (
         "[privacy]\nepsilon = 1.0\n",
-        UnsupportedPlanError,
-        1,
-        1,
-        "differential privacy",
-        "take [privacy] out",
+        ImpossiblePlanError,
+        2,
+        0,
+        "does not say what is hidden",
+        'unit = "record"',
     ),
     (
         "[security]\nsecure_aggregation = true\n",
@@ -122,7 +122,7 @@ BAD_PLANS = [
         1,
         1,
         "secure aggregation",
-        "",
+        "take [security] out",
     ),
     ("[federation]\nrounds = \n", PlanSyntaxError, 2, 9, "not TOML", "in quotes"),
     ("[federation\n", PlanSyntaxError, 1, 11, "not TOML", ""),
@@ -238,7 +238,7 @@ def test_defaults_never_change_their_meaning() -> None:
     key is added here with a default that means what plans without it meant."""
     values = Plan().model_dump(mode="json")
     text = json.dumps(values, sort_keys=True).encode()
-    assert sha256(text).hexdigest()[:16] == "52a54d065d6f0fcf"
+    assert sha256(text).hexdigest()[:16] == "3dcd1d90daf53f77"
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "", "a b", ".hidden", "x" * 65])

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from consortium.core.codec import decode
 from consortium.core.terms import MINUTE_MS, Close, Terms
 from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
 from consortium.drive.hands import CoordinatorHands
 from consortium.model import Layout, Vector
-from consortium.plan.values import StrategySection
+from consortium.plan.strategy import StrategySection
 from consortium.store.ports import Blobs
 from consortium.testing.patches import planted
 from consortium.testing.world import Violation, World, main, weighted_mean
@@ -60,12 +61,32 @@ KINDS = {
 }
 
 
-def _run(seeds: Sequence[int]) -> tuple[Counter[str], Counter[str]]:
+# What happens besides where rounds cost something.
+BUDGET_KINDS = {
+    "coordinator crash inside a commit of an account",
+    "coordinator crash after a commit of an account",
+    "unknown commit of an account, written",
+    "unknown commit of an account, not written",
+    "coordinator crash inside a charge or release",
+    "coordinator crash after a charge or release",
+    "unknown charge or release, written",
+    "unknown charge or release, not written",
+    "coordinator paused before it asks an account",
+    "old backup of an account",
+    "old backup of the coordinators' log",
+    "old backup of a site's account",
+    "old backup of a site's log",
+    "site crash before its account's commit",
+    "site crash after its account's commit",
+}
+
+
+def _run(seeds: Sequence[int], *, has_budgets: bool = False) -> tuple[Counter[str], Counter[str]]:
     """(faults by kind, rounds by how they ended)."""
     faults: Counter[str] = Counter()
     rounds: Counter[str] = Counter()
     for seed in seeds:
-        result = run_seed(seed)
+        result = run_seed(seed, has_budgets=has_budgets)
         assert not result.rule, f"seed {seed} broke {result.rule}: {result.message}"
         faults.update(result.faults)
         rounds.update(completed=result.completed, failed=result.failed)
@@ -83,6 +104,33 @@ def test_rules_hold_among_faults(first: int) -> None:
 def test_every_kind_of_fault_happens() -> None:
     faults, _ = _run(range(1000, 1000 + BLOCK))
     assert not KINDS - faults.keys()
+
+
+@pytest.mark.parametrize("first", [0, 60])
+def test_rules_hold_where_rounds_cost_something(first: int) -> None:
+    faults, rounds = _run(range(first, first + 60), has_budgets=True)
+    assert not BUDGET_KINDS - faults.keys()
+    assert rounds["completed"] > 60
+    assert rounds["failed"] > 0
+
+
+def test_budgets_are_spent_freed_and_shared() -> None:
+    """The rules about limits would be idle in worlds that never come to them."""
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        world = World(seed, has_budgets=True)
+        world.run()
+        purse, money = world.purse, world.money
+        assert purse is not None and money is not None
+        seen["central" if purse.is_central else "at sites"] += 1
+        seen["drawn twice, told once"] += sum(len(draws) > 1 for draws in money.draws.values())
+        seen["neighbour"] += any(who == "neighbour" for who, _ in money.book.entries)
+        seen["weeks"] += any("days pass" in line for line in world.lines)
+        seen["declined"] += any("InvitationDeclined" in line for line in world.lines)
+        seen["plan changed while an account was asked"] += world.watch.past.state.voided > 0
+        told = {type(decode(record)).__name__ for record in world.records()}
+        seen.update(told & {"BudgetRefused", "BudgetCharged", "BufferingAdopted"})
+    assert min(seen.values()) > 2 and len(seen) == 10, seen
 
 
 def test_every_planted_bug_is_found() -> None:
@@ -180,6 +228,17 @@ def test_a_broken_rule_says_how_to_replay_it(capsys: pytest.CaptureFixture[str])
         replay = told.rpartition("replay: python -m consortium.testing.world ")[2].split()
         assert main(replay) == 1
     assert "BROKEN I-R3" in capsys.readouterr().out
+
+
+def test_a_broken_budget_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    again = next(bug for bug in BUGS if "noise is drawn again" in bug.name)
+    with planted(again):
+        assert main(["--seeds", "3", "--budgets", "--workers", "1"]) == 1
+        told = capsys.readouterr().out
+        assert "I-P2" in told
+        replay = told.rpartition("replay: python -m consortium.testing.world ")[2].split()
+        assert "--budgets" in replay and main(replay) == 1
+    assert "BROKEN I-P2" in capsys.readouterr().out
 
 
 def test_an_unexpected_error_is_a_broken_rule_too() -> None:

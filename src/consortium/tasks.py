@@ -23,6 +23,7 @@ from consortium.core.ids import Digest
 from consortium.core.terms import Metric
 from consortium.errors import ConsortiumError, TaskEntryError, TaskResultError, UsageError
 from consortium.plan.values import PersonalSection, TrainingSection
+from consortium.privacy.noise import Noise
 from consortium.tensors import Tensors, TensorSpec, spec_of
 
 # Which way is better, for the metrics that everybody means the same by.
@@ -66,6 +67,25 @@ class LocalRules:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordPrivacy:
+    """What local training must do so that no single record shows in the update: `steps` steps,
+    each on a sample into which every record comes by a coin of probability `rate`; each
+    record's gradient clipped to `clip`; noise of `sigma` times `clip` on their sum; the sum
+    divided by `expected_batch`, which does not depend on who was picked.
+
+    Where that is None, it is `rate` times the site's own number of records, which is private too:
+    noise of `count_sigma` comes on it, once a round."""
+
+    clip: float
+    sigma: float
+    rate: float
+    steps: int
+    expected_batch: float | None
+    noise: Noise
+    count_sigma: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """What a task gets to know about where it runs."""
 
@@ -78,6 +98,8 @@ class Site:
     rules: LocalRules = LocalRules()
     state: Tensors | None = None  # what the task kept here when it last trained; None: nothing yet
     own_seed: int = 0  # for the first values of what stays here: the same in every round
+    privacy: RecordPrivacy | None = None  # None: training is not private
+    noise: Noise | None = None  # for what else leaves; None: it leaves as it is
 
 
 @dataclass(frozen=True, slots=True)

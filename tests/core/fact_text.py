@@ -14,14 +14,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from consortium.core import facts, site_facts
+from consortium.core import account_facts, facts, site_facts
 from consortium.core.codec import decode, kinds_in
 from consortium.core.ids import Digest, Seat, Seats, SiteId
 from consortium.core.terms import TOLD_APART, ReportValue
 
 FACTS: tuple[type[Any], ...] = get_args(facts.Fact)
 SITE_FACTS: tuple[type[Any], ...] = get_args(site_facts.SiteFact)
-EVERY_FACT = {cls.__name__: cls for cls in (*FACTS, *SITE_FACTS)}
+ACCOUNT_FACTS: tuple[type[Any], ...] = get_args(account_facts.AccountFact)
+EVERY_FACT = {cls.__name__: cls for cls in (*FACTS, *SITE_FACTS, *ACCOUNT_FACTS)}
 
 
 def every_kind() -> dict[int, type[Any]]:

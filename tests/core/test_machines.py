@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from consortium.core import duties as d
 from consortium.core import inputs as i
+from consortium.core.account_facts import Cost
 from consortium.core.answers import receipt
 from consortium.core.codec import decode, encode
 from consortium.core.facts import ANOMALIES, Departure, Failure, Fault, Outcome, RoundEnd
@@ -25,8 +26,16 @@ from consortium.core.federation import decide, evolve, is_legal, owed, owed_by, 
 from consortium.core.ids import Seat, SiteId
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Step
-from consortium.core.terms import Close, Comparison, Condition, Metric, Selection, Terms
-from consortium.errors import CodecError, Refusal
+from consortium.core.terms import (
+    Budget,
+    Close,
+    Comparison,
+    Condition,
+    Metric,
+    Selection,
+    Terms,
+)
+from consortium.errors import CodecError, Refusal, RestoredBackupError
 
 from .fact_text import values_of
 from .invariants import check_state
@@ -71,7 +80,12 @@ def _buffered(terms: Terms, buffer: int, max_staleness: int) -> Terms:
     )
 
 
-ANY_TERMS = TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+UNPAID_TERMS = TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+COSTS = (Cost(1.1, 100, 0.01), Cost(9.0, 1, 1.0))
+BUDGETS = st.none() | st.builds(
+    Budget, st.sampled_from(["records", "others"]), st.just("record"), st.just(COSTS), st.booleans()
+)
+ANY_TERMS = st.builds(lambda terms, budget: replace(terms, budget=budget), UNPAID_TERMS, BUDGETS)
 
 
 class Coordinator(RuleBasedStateMachine):
@@ -83,6 +97,7 @@ class Coordinator(RuleBasedStateMachine):
         self.records: list[bytes] = []
         self.now_ms = 1_000_000
         self.rng = Random(0)
+        self.accounts = 0  # facts of all accounts together
 
     # ---- one input ------------------------------------------------------------------
 
@@ -90,7 +105,7 @@ class Coordinator(RuleBasedStateMachine):
         try:
             facts = decide(self.state, item)
             written = [encode(fact) for fact in facts]
-        except (Refusal, CodecError):
+        except (Refusal, CodecError, RestoredBackupError):
             written = []
         assert self.state == self.twin, f"deciding {item} changed the state"
         for record in written:
@@ -138,6 +153,7 @@ class Coordinator(RuleBasedStateMachine):
     @rule(share=SHARES, is_odd=st.booleans(), outcome=OUTCOMES, loss=st.floats(0.001, 10))
     def go_on(self, share: float, is_odd: bool, outcome: Outcome, loss: float) -> None:
         """Whatever the present step calls for; a `share` of the sites does its part."""
+        self._pay(share)
         one = self.state.round
         if one is None:
             self.give(i.OpenRound(self.now_ms))
@@ -149,6 +165,18 @@ class Coordinator(RuleBasedStateMachine):
             self._evaluate(one, share, loss)
         else:
             self._perform(outcome, share)
+
+    def _pay(self, share: float) -> None:
+        """What is owed to the account, and by it."""
+        for duty in owed(self.state):
+            if isinstance(duty, d.Settle):
+                self.give(i.AccountTold(duty.round, self.now_ms))
+            elif isinstance(duty, d.Reserve) and (share or self.rng.random() < 0.9):
+                self.accounts += self.rng.randrange(1, 4)
+                self.give(i.Granted(duty.round, self.accounts, self.now_ms))
+            elif isinstance(duty, d.Reserve):
+                frees = self.rng.choice([None, 0, self.now_ms + 10**6])
+                self.give(i.Denied(duty.round, frees, self.now_ms))
 
     def _train(self, one: Round, share: float, is_odd: bool) -> None:
         assert self.state.terms is not None
@@ -290,6 +318,8 @@ class Coordinator(RuleBasedStateMachine):
             "terms": self.state.terms,
             "now_ms": self.now_ms + rng.choice([0, 0, 10**7, -(10**7)]),
             "awake_ms": rng.choice([0, self.now_ms]),
+            "position": self.accounts + rng.choice([1, 0, -1]),
+            "frees_ms": rng.choice([None, 0, self.now_ms + 10**6]),
         }
         self.give(kind(**{name: wild_values[name] for name in kind.__dataclass_fields__}))
 

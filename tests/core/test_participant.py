@@ -412,3 +412,19 @@ def test_evaluation_needs_the_approval_too() -> None:
     site.give(p.Withdraw(digest("task"), digest("plan"), NOW))
     site.give(p.Asked(EVALUATE, NOW))
     assert site.work == p.TellFailure(1, Failure.POLICY)
+
+
+def test_what_a_round_costs_is_held_while_it_is_trained() -> None:
+    site = approved()
+    assert site.give(p.Reserved(1, 7, NOW)) == ()  # no round was taken
+    site.give(p.Asked(TRAIN, NOW))
+    assert site.give(p.Reserved(2, 7, NOW)) == ()
+    assert site.give(p.Reserved(1, 7, NOW)) == (s.SpendingHeld(1, 7, NOW),)
+    assert site.state.account_position == 7
+    assert site.work == p.TrainHere(1, digest("base"), None)
+    for older in (6, 7):
+        assert site.give(p.Reserved(1, older, NOW)) == ()
+    assert len(site.give(p.Reserved(1, 8, NOW))) == 1  # once more, when it is spent
+    site.give(p.Trained(1, digest("update"), None, 9, NOW))
+    assert site.give(p.Reserved(1, 9, NOW)) == ()
+    assert site.state.account_position == 8

@@ -363,3 +363,17 @@ def test_a_file_over_the_limit_is_refused_unread(
     monkeypatch.setattr(cells, "MAX_FILE_BYTES", 10)
     with pytest.raises(SiteDataError, match="larger than"):
         read_csv(numbers_csv(tmp_path), label="y")
+
+
+def test_a_known_scale_follows_no_record(tmp_path: Path) -> None:
+    path = numbers_csv(tmp_path)
+    plain, _ = read_csv(path, label="y", split="record")
+    name = plain.columns[0]
+    train, rest = read_csv(path, label="y", split="record", scale={name: (2.0, 4.0)})
+    assert np.allclose(train.features[:, 0], (plain.features[:, 0] - 2.0) / 4.0)
+    assert np.array_equal(train.features[:, 1:], plain.features[:, 1:])
+    assert not train.follows_records and not rest.follows_records
+    assert read_csv(path, label="y", scale="site")[0].follows_records
+    for wrong in ({"elsewhere": (0.0, 1.0)}, {name: (0.0, 0.0)}, {name: (np.nan, 1.0)}):
+        with pytest.raises(SchemaError):
+            read_csv(path, label="y", scale=wrong)

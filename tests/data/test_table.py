@@ -142,3 +142,20 @@ def test_a_table_out_of_form_cannot_be_made(
 ) -> None:
     with pytest.raises(SiteDataError, match=message):
         Table(features, labels, columns, classes)
+
+
+def test_a_split_by_record_moves_nobody_else() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(400, 3)), rng.integers(0, 2, 400)
+    whole, less = from_arrays(x, y), from_arrays(x[1:], y[1:])
+
+    def sides(table: Table) -> tuple[set[bytes], set[bytes]]:
+        train, test = table.split(0.25, seed=3, by_record=True)
+        assert not train.follows_records
+        return {row.tobytes() for row in train.features}, {row.tobytes() for row in test.features}
+
+    (train, test), (train_less, test_less) = sides(whole), sides(less)
+    assert len((train ^ train_less) | (test ^ test_less)) == 1
+    assert 0.15 < len(test) / 400 < 0.35
+    assert whole.split(0.25, seed=3)[0].follows_records
+    assert not whole.split(0.0)[0].follows_records

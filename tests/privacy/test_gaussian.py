@@ -14,8 +14,13 @@ EXACT = 1e-6
 
 @pytest.mark.parametrize(
     ("epsilon", "sigma"),
-    [(0.1, 30.74956613), (0.5, 7.031826676), (1, 3.730631635), (3.5, 1.214583403)]
-    + [(15, 0.361909516)],
+    [
+        (0.1, 30.74956613),
+        (0.5, 7.031826676),
+        (1, 3.730631635),
+        (3.5, 1.214583403),
+        (15, 0.361909516),
+    ],
 )
 def test_noise_for_one_release(epsilon: float, sigma: float) -> None:
     assert sigma_for(epsilon, DELTA) == pytest.approx(sigma, rel=EXACT)
@@ -25,8 +30,13 @@ def test_noise_for_one_release(epsilon: float, sigma: float) -> None:
 
 @pytest.mark.parametrize(
     ("classical", "truly"),
-    [(48.44805263, 0.060704), (9.689610525, 0.352572), (4.844805263, 0.750977)]
-    + [(1.384230075, 3.015658), (0.322987018, 17.37)],
+    [
+        (48.44805263, 0.060704),
+        (9.689610525, 0.352572),
+        (4.844805263, 0.750977),
+        (1.384230075, 3.015658),
+        (0.322987018, 17.37),
+    ],
 )
 def test_what_the_textbooks_noise_is_worth(classical: float, truly: float) -> None:
     tolerance = 1e-5 if truly < 17 else 3e-4  # as many digits as the reference has

@@ -58,6 +58,7 @@ rounds = {rounds}
 quorum = {quorum}
 [selection]
 fraction = 1.0
+wait_for = {wait_for}
 [round]
 duration = "{duration}"
 retry = "1s"
@@ -262,13 +263,22 @@ def _look_at_study(home: SiteHome, *, is_approved: bool) -> None:
     home.close()
 
 
-def found(folder: Path, *, rounds: int = 3, quorum: int = 3, duration: str = "30s") -> Small:
-    """A locked study and a coordinator that hosts it, started."""
+def found(
+    folder: Path,
+    *,
+    rounds: int = 3,
+    quorum: int = 3,
+    duration: str = "30s",
+    sites: int = 0,  # that must be there before a round begins; 0: the quorum
+    more: str = "",
+) -> Small:
+    """A locked study and a coordinator that hosts it, started. `more` is for the plan's end."""
     study = folder / "study"
     study.mkdir()
     (study / "task.py").write_text(TASK)
     plan = study / "consortium.toml"
-    plan.write_text(PLAN.format(rounds=rounds, quorum=quorum, duration=duration))
+    times = {"duration": duration, "wait_for": sites or quorum}
+    plan.write_text(PLAN.format(rounds=rounds, quorum=quorum, **times) + more)
     sample = folder / "sample.csv"
     sample.write_text("x\n1\n")
     write_lock(study, *make_lock(load_study(plan, sample), seed=1))

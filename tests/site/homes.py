@@ -127,7 +127,7 @@ def other_study(home: SiteHome, folder: Path, task: str) -> ReviewedStudy:
 def reviewed_study(home: SiteHome, study: Study, lock: Lock, folder: Path) -> ReviewedStudy:
     names = [study.plan.task.entry.partition(":")[0], *study.plan.task.files]
     parts = {
-        "plan": study.plan.canonical(),
+        "plan": lock.applied(study.plan).canonical(),
         "layout": lock.layout.canonical(),
         "bundle": make_bundle(folder, names).pack(),
         "lock": lock.text().encode(),

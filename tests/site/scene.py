@@ -16,6 +16,8 @@ from consortium.crypto.recipes import SigningKey
 from consortium.drive.directory import SIGNER_NAME
 from consortium.ledger.notary import Notary, origin_of
 from consortium.ledger.note import Signer
+from consortium.privacy.accountant import epsilon
+from consortium.site.account import OwnLedger
 from consortium.site.clock import SharedClock
 from consortium.site.events import Event
 from consortium.site.listener import Listener
@@ -109,16 +111,19 @@ class Scene:
 
 
 @contextmanager
-def opened(tmp_path: Path, *, change: tuple[str, str] = ("", "")) -> Iterator[Scene]:
+def opened(
+    tmp_path: Path, *, change: tuple[str, str] = ("", ""), plan: str = ""
+) -> Iterator[Scene]:
     """A scene with a log of three records, on a real TLS port."""
     folder = tmp_path / "coordinator"
     folder.mkdir()
     with small_coordinator(folder) as small:
-        made = _scene(lab(tmp_path, change=change), small)
+        made = _scene(lab(tmp_path, change=change, plan=plan), small)
         small.routes["POST", "/v1/ask"] = made.answer
         small.routes["GET", "/v1/study"] = lambda _: (200, made.lab.reviewed.sheet.model_dump())
         yield made
         made.tools.client.close()
+        made.tools.ledger.close()
         made.lab.home.close()
 
 
@@ -132,9 +137,11 @@ def _scene(made: Lab, small: Small) -> Scene:
     client = Client(small.url, context, Identity(SITE, AUDIENCE, home.key))
     transfer = Transfer(client, home.blobs, home.path / "incoming")
     events: list[Event] = []
+    machine = Machine(home.log, clock)
     tools = Tools(
         home=home,
-        machine=Machine(home.log, clock),
+        machine=machine,
+        ledger=OwnLedger(home, machine, epsilon),
         clock=clock,
         client=client,
         transfer=transfer,

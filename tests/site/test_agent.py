@@ -22,6 +22,14 @@ from consortium.site.studies import held_model
 from tests.site.federation import Site, Small, found, wait_for
 
 FINISH = ("--until-finished",)
+PRIVATE = """
+[privacy]
+unit = "local"
+epsilon_per_round = 1.0
+test_records = "public"
+[evaluation]
+gate = false  # so much noise makes no model better
+"""
 
 
 @pytest.fixture
@@ -201,6 +209,67 @@ def test_policy_declines_with_its_code(tmp_path: Path, made: list[Small]) -> Non
     assert sites[0].trained() == []
     assert sites[0].has(s.FailureTold, 1)
     assert small.status()["version"] == 1
+
+
+def test_site_with_a_lower_limit_of_its_own_sits_the_round_out(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small = found(tmp_path, rounds=2, quorum=2, sites=3, more=PRIVATE)
+    made.append(small)
+    sites = three(small)
+    assert sites[0].command("site", "policy", "--set", "epsilon_weekly=1.2").returncode == 0
+    for site in sites:
+        site.agent.start()
+    assert [site.agent.wait() for site in sites] == [0, 0, 0]
+    assert [site.trained() for site in sites] == [[1], [1, 2], [1, 2]]
+    (declined,) = [fact for fact in sites[0].facts() if isinstance(fact, s.InvitationDeclined)]
+    assert (declined.round, declined.failure) == (2, Failure.BUDGET)
+    (event,) = [event for event in sites[0].agent.events() if event["kind"] == "declined"]
+    assert event["code"] == "E0501" and "it frees at 20" in event["text"]
+    assert small.status()["version"] == 2
+    told = sites[0].command("site", "status").stdout
+    assert "[E0501] round 2:" in told
+    assert "in 7 days: 1 spent (at most 1.2)" in told
+    outbox = sites[0].command("site", "outbox").stdout
+    assert "1 (delta 1e-05)" in outbox
+
+
+def test_site_killed_in_training_pays_once(tmp_path: Path, made: list[Small]) -> None:
+    small = found(tmp_path, rounds=1, more=PRIVATE)
+    made.append(small)
+    sites = three(small)
+    for site in sites:  # enough for one round: a second reservation would be refused
+        assert site.command("site", "policy", "--set", "epsilon_lifetime=1.2").returncode == 0
+    sites[0].slow_down()
+    for site in sites:
+        site.agent.start()
+    wait_for(sites[0].trained)
+    sites[0].agent.kill()
+    sites[0].go_on()
+    sites[0].agent.start()
+    assert [site.agent.wait() for site in sites] == [0, 0, 0]
+    assert sites[0].trained() == [1, 1]
+    assert small.status()["version"] == 1
+    check_receipts(sites[0], [1])
+
+
+def test_site_whose_ledger_is_an_old_copy_refuses_to_spend(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small = found(tmp_path, rounds=2, quorum=2, more=PRIVATE)
+    made.append(small)
+    sites = three(small)
+    for site in sites:
+        site.agent.start()
+    wait_for(lambda: sites[0].has(s.ReceiptKept, 1))
+    assert sites[0].agent.end() == 0
+    trained = sites[0].trained()
+    shutil.rmtree(sites[0].home / "ledger")
+    sites[0].agent.start()
+    assert sites[0].agent.wait() == 7
+    assert "privacy ledger" in sites[0].agent.log.read_text()
+    assert sites[0].trained() == trained
+    wait_for(lambda: "E0905" in str(small.ask("sites")))
 
 
 def test_coordinator_from_an_old_backup_is_refused_until_it_is_mended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,16 @@ from consortium.core.ids import Digest, Seat
 from consortium.drive.clock import ManualClock
 from consortium.errors import UsageError
 from consortium.model import digest_of
+from consortium.plan.values import Plan
+from consortium.privacy.accountant import epsilon
+from consortium.privacy.gaussian import epsilon_of, mu_of
 from consortium.site.machine import Machine
 from consortium.site.outbox import (
     OutboxEntry,
     Sort,
     entries,
     failure_body,
+    priced,
     score_body,
     total_bytes,
     update_file,
@@ -98,6 +103,50 @@ def test_a_failure_tells_its_code_and_nothing_else(machine: Machine) -> None:
     body = failure_body(fact)  # type: ignore[arg-type]
     assert read_body(FailureNote, body).failure == "POLICY"
     assert found.size_bytes == len(body) < 30
+
+
+PRIVATE = {
+    "unit": "record",
+    "noise_multiplier": 2.0,
+    "side_noise": 20.0,
+    "sampling_rate": 1.0,
+    "steps": 1,
+    "records": 100,
+}
+NOISED = {"enabled": True, "metric": "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "sigmas"),  # of all that is noised in a round: the step, and two scores
+    [
+        ({}, []),
+        ({"privacy": PRIVATE, "evaluation": NOISED}, [2.0, 20.0, 20.0]),
+        ({"privacy": PRIVATE | {"test_records": "public"}}, [2.0]),
+    ],
+    ids=["open", "noised scores", "public test records"],
+)
+def test_one_price_is_for_the_update_and_the_noised_scores_of_its_round(
+    tmp_path: Path, sections: dict[str, Any], sigmas: list[float]
+) -> None:
+    home = enrolled(tmp_path / "home")
+    machine = Machine(home.log, ManualClock())
+    plan = home.blobs.put(Plan(**sections).canonical())
+    machine.feed(p.Approve(TASK, plan, 1))
+    machine.feed(p.Describe((("region", "north"),), 2))
+    duty = d.Train(1, Seat(1), BASE, None, plan, TASK, 1_000_000, is_urgent=False)
+    machine.feed(p.Asked(duty, 10))
+    machine.feed(p.Trained(1, UPDATE, None, 700, 11))
+    machine.feed(p.Asked(d.Evaluate(1, Seat(1), MODEL, BASE, 0, 1_000_000), 12))
+    machine.feed(p.Scored(1, 30, (1.0,), (1.0,), 13))
+    found = entries(machine)
+    report, *rest = priced(found, home, machine, epsilon)
+    assert report == found[0]
+    assert [entry.kind for entry in rest] == [Sort.UPDATE, Sort.SCORE]
+    cost = pytest.approx(epsilon_of(mu_of(sigmas), 1e-5)) if sigmas else None
+    beside = 0.0 if len(sigmas) > 1 else None
+    assert [entry.cost for entry in rest] == [cost, beside]
+    assert [entry.delta is None for entry in rest] == [cost is None, beside is None]
+    home.close()
 
 
 def test_oldest_first_over_many_rounds(machine: Machine) -> None:

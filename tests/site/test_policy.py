@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from consortium.core.account_facts import Limits
 from consortium.core.ids import Digest
 from consortium.errors import (
     PlanSyntaxError,
@@ -49,6 +50,12 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         max_bytes_per_round=10_000,
         min_sites=4,
         max_rounds=20,
+        epsilon_weekly=3.5,
+        epsilon_monthly=15,
+        epsilon_lifetime=40.25,
+        delta=1e-6,
+        dataset="heart",
+        ledger="/srv/ledger",
     )
     policy.write(tmp_path / "policy.toml")
     assert read_policy(tmp_path / "policy.toml") == policy
@@ -105,6 +112,11 @@ def test_no_update_is_larger_than_what_the_policy_compares(name: str, weight: fl
     assert size <= update_bytes(plan, LAYOUT) <= size + 40
 
 
+def test_limits_of_the_budget_are_at_the_sites_own_delta() -> None:
+    assert Policy().limits == Limits(1e-5, None, None, None)
+    assert Policy(epsilon_monthly=15.0, delta=1e-6).limits == Limits(1e-6, None, 15.0, None)
+
+
 # ---- the file -----------------------------------------------------------------------
 
 
@@ -127,6 +139,17 @@ def test_an_unknown_key_is_refused_with_what_was_meant(tmp_path: Path) -> None:
         {"min_sites": "3"},
         {"max_bytes_per_round": -1},
         {"max_rounds": 1.5},
+        {"epsilon_weekly": 0.0},
+        {"epsilon_monthly": float("inf")},
+        {"epsilon_lifetime": float("nan")},
+        {"epsilon_lifetime": "3.5"},
+        {"delta": 1.0},
+        {"delta": 0.0},
+        {"dataset": ""},
+        {"dataset": "a" * 49},
+        {"dataset": "heart\n"},
+        {"dataset": "../heart"},
+        {"ledger": "ledger"},
     ],
 )
 def test_a_value_that_cannot_be_is_refused(values: dict[str, object]) -> None:

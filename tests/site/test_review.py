@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from consortium.bundle import Bundle
+from consortium.core.account import Account, Spending, Standing
 from consortium.core.ids import Digest
 from consortium.core.site_facts import ScoreSpooled
 from consortium.drive.lock import make_lock
 from consortium.drive.study import load_study
 from consortium.errors import UsageError, VerificationError
 from consortium.model import digest_of
+from consortium.plan.noise import epsilon_of_rounds, resolved
 from consortium.plan.values import Plan
+from consortium.privacy.accountant import epsilon
+from consortium.site.costs import Purse
 from consortium.site.outbox import score_body
 from consortium.site.policy import Policy, update_bytes
 from consortium.site.review import (
@@ -179,6 +184,77 @@ def test_the_screen_says_who_asks_for_what_and_what_it_costs(parts: Parts) -> No
         *study.plan.guarantees(),
     ):
         assert part in text, part
+
+
+RECORD = {
+    "unit": "record",
+    "noise_multiplier": 2.0,
+    "side_noise": 20.0,
+    "sampling_rate": 1.0,
+    "steps": 1,
+}
+
+
+def _private(study: ReviewedStudy, section: dict[str, Any], **more: Any) -> ReviewedStudy:
+    values = {**study.plan.model_dump(exclude_unset=True), "privacy": section, **more}
+    return replace(study, plan=resolved(Plan.model_validate(values)))
+
+
+def _cost_of(text: str) -> list[str]:
+    lines = text.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("COST"))
+    end = next((n for n in range(at + 1, len(lines)) if not lines[n].startswith(" ")), len(lines))
+    return [line.strip() for line in lines[at:end]]
+
+
+def test_the_screen_says_what_a_private_plan_costs(parts: Parts) -> None:
+    section = {"unit": "local", "epsilon": 4.0, "test_records": "public"}
+    study = _private(_verified(parts), section)
+    text = review_text(study)
+    rounds = study.plan.federation.rounds
+    one = epsilon_of_rounds(study.plan, 1)
+    each = f"epsilon {one:.4g} at delta 1e-05 for one round"
+    assert _cost_of(text) == [f"COST    {each}, 4 for all {rounds} rounds together"]
+    assert "noised: yes, before it leaves" in text
+    assert "there is no differential privacy" not in text
+
+
+def test_the_screen_says_what_this_sites_account_would_have_spent(parts: Parts) -> None:
+    section = {"unit": "local", "epsilon": 4.0, "test_records": "public"}
+    study = _private(_verified(parts), section)
+    assert study.plan.budget is not None
+    limits = Policy(epsilon_weekly=0.5, epsilon_lifetime=9.0).limits
+    empty = Purse("records-local", Account(limits=limits), 0, epsilon)
+    cost = _cost_of(review_text(study, purse=empty))
+    one = f"{epsilon_of_rounds(study.plan, 1):.4g}"
+    assert cost[1:] == [
+        "this site's own account records-local counts at delta 1e-05",
+        f"in 7 days: 0 spent, {one} with one round, 4 with all; at most 0.5",
+        f"in 30 days: 0 spent, {one} with one round, 4 with all; no limit",
+        f"ever: 0 spent, {one} with one round, 4 with all; at most 9",
+        "it does not pay for a round now: it never frees",
+    ]
+    spent = {("f", 1): Spending(study.plan.budget.costs, Standing.CHARGED, 0)}
+    used = replace(empty, account=Account(limits=Policy().limits, spent=spent))
+    assert f"ever: {one} spent," in review_text(study, purse=used)
+    assert "does not pay" not in review_text(study, purse=used)
+
+
+def test_the_screen_says_who_noises_what(parts: Parts) -> None:
+    section = {"unit": "site", "epsilon": 4.0, "test_records": "public"}
+    study = _private(_verified(parts), section, selection={"target": 3})
+    assert "noised: no: the coordinator sees it" in review_text(study)
+
+
+def test_only_the_scores_that_leave_are_on_the_screen(parts: Parts) -> None:
+    study = _private(_verified(parts), RECORD)
+    assert len(study.lock.metrics) > 1
+    text = review_text(study)
+    assert "metrics that are summed: accuracy; with noise" in text
+    assert f"{score_bytes(1):,} bytes of scores" in text
+    assert "noised: yes, in training" in text
+    assert "1 steps, each on a record with chance 1, with noise" in text
+    assert "accuracy, told with noise" in text
 
 
 def test_objections_of_the_policy_are_on_the_screen(parts: Parts) -> None:

@@ -9,6 +9,7 @@ import typer
 from consortium.cli import (
     agent,
     audit,
+    budget,
     compare,
     demo,
     doctor,
@@ -76,6 +77,7 @@ app.command("doctor")(doctor.doctor)
 app.command("explain")(explain.explain)
 app.add_typer(round.app, name="round")
 app.add_typer(model.app, name="model")
+app.add_typer(budget.app, name="budget")
 app.add_typer(audit.app, name="audit")
 app.add_typer(site.app, name="site")
 app.add_typer(token.app, name="token")

@@ -71,6 +71,12 @@ _TELL: dict[str, Callable[[Event], str]] = {
         f"invitations of earlier rounds still hold: {_names(e['seats']) or 'none'}"
     ),
     "BufferingAdopted": lambda e: f"no barrier: {e['buffer']} updates move the model",
+    "BudgetAdopted": lambda e: f"rounds are paid from the account `{e['account']}`",
+    "BudgetAsked": lambda _: "the privacy account is asked to pay for it",
+    "BudgetReserved": lambda _: "the privacy account holds its costs ready",
+    "BudgetRefused": lambda _: "the privacy account cannot pay for it now",
+    "BudgetCharged": lambda _: "its privacy costs are spent",
+    "BudgetSettled": lambda _: "the privacy account knows what became of its costs",
     "RoundOpened": lambda e: f"opened from version {e['version']}, quorum {e['quorum']}",
     "SelectionStarted": lambda e: f"seed drawn: {words.short(e['seed'])}",
     "SitesInvited": lambda e: (

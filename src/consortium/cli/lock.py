@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from consortium.cli.noise_told import warn_of_noise
 from consortium.cli.report import command, data, envelope, say
 
 
@@ -38,8 +39,10 @@ def lock(
     found = inventory_of(study.task, study.sites[0].data, study.plan, study.sites[0].name)
     data(inventory_text(found, study.plan))
     write_lock(folder, made, model)
+    sites = len(study.sites) if sample is None else None  # a sample is not one of them
+    warned = warn_of_noise(made.applied(study.plan), made.layout.size, sites)
     data(f"\ntask {made.task.hex()}\nplan {made.plan.hex()}\nmodel {made.model.hex()}")
     say(f"wrote {folder / LOCK} and {folder / MODEL}")
     told: dict[str, object] = {"lock": str(folder / LOCK), "model": str(folder / MODEL)}
     told |= {"task": made.task.hex(), "plan": made.plan.hex(), "sha256": made.model.hex()}
-    envelope("lock", told)
+    envelope("lock", told | ({"warnings": warned} if warned else {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,15 +10,17 @@ import typer
 
 from consortium.cli import words
 from consortium.cli.happenings import happening
-from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, operator
+from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, Operator, operator
 from consortium.cli.report import command, data, envelope, say
 from consortium.cli.sheet import Grid, Sheet, show
-from consortium.errors import UsageError
+from consortium.errors import PrivacyBudgetExceededError, UsageError
 
 if TYPE_CHECKING:
     from consortium.drive.history import RoundRecord
 
 app = typer.Typer(help="Rounds: their history, and one of them.", no_args_is_help=True)
+
+_PATIENCE_S, _EVERY_S = 15.0, 0.1
 
 Number = Annotated[int, typer.Argument(metavar="N", min=1, help="The round's number.")]
 
@@ -66,9 +69,44 @@ def cancel(number: Number, coordinator: Folder = DEFAULT_FOLDER, federation: Nam
 @command
 def open_now(coordinator: Folder = DEFAULT_FOLDER, federation: Named = None) -> None:
     """Open the next round now, without waiting for its time."""
-    told = _order(coordinator, federation, "rounds/open")
-    data(f"round {told['round']['number']} is open")
+    with operator(coordinator) as found:
+        path = found.federation(federation)
+        before = found.get(path)["rounds"]["done"]
+        try:
+            told = found.post(f"{path}/rounds/open")
+        except PrivacyBudgetExceededError as error:
+            raise _unpaid(error, round(time.time() * 1000)) from None
+        told = _opened(found, path, told, before)
+    if told["round"] is not None or told["rounds"]["done"] > before:
+        data(f"round {told['rounds']['done']} is open")
+    else:
+        say("the round opens as soon as its privacy account has paid: consortium status")
     envelope("round open", told)
+
+
+def _opened(found: Operator, path: str, told: dict[str, Any], before: int) -> dict[str, Any]:
+    """The federation once its round is open, or over. A private one asks its account first,
+    which can take some seconds; what is not open then is not waited for."""
+    ends = time.monotonic() + _PATIENCE_S
+    while told["round"] is None and told["rounds"]["done"] == before and time.monotonic() < ends:
+        time.sleep(_EVERY_S)
+        told = found.get(path)
+    return told
+
+
+def _unpaid(error: PrivacyBudgetExceededError, now_ms: int) -> PrivacyBudgetExceededError:
+    """The coordinator's refusal, with the time in words."""
+    from consortium.cli.gauges import frees
+
+    frees_ms = error.details.get("frees_ms")
+    at = frees_ms if isinstance(frees_ms, int) else None
+    told = PrivacyBudgetExceededError(
+        f"the privacy budget does not pay for this round: another one {frees(False, at, now_ms)}",
+        hint="consortium budget show    # what was spent, and of which limit",
+        frees_ms=at,
+    )
+    told.details = dict(error.details)
+    return told
 
 
 @app.command("hold")

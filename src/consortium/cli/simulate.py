@@ -16,6 +16,7 @@ import typer
 
 from consortium.cli.choices import Choices
 from consortium.cli.cross_site import cross_site_table
+from consortium.cli.noise_told import warn_of_studies, with_noise
 from consortium.cli.report import Voice, at_once, command, data, envelope, say
 from consortium.cli.sweep import Series, run_study
 from consortium.errors import (
@@ -118,7 +119,8 @@ def simulate(
     if rounds is not None:
         loaded = replace(loaded, plan=_with_rounds(loaded.plan, rounds))
     found = variants(loaded.plan, wanted)
-    studies = [varied(loaded, variant.plan, plan_file.parent) for variant in found]
+    varying = [varied(loaded, variant.plan, plan_file.parent) for variant in found]
+    studies = [with_noise(study) for study in varying]
     if seeds is None and study is None and len(found) == 1:
         if keep_data:
             raise UsageError("--keep-data is for studies", hint="--data DIR keeps one run")
@@ -165,7 +167,7 @@ def _simulate_once(study: Study, choices: Choices, runs: Path, once: Once) -> No
     kept = _directory(once.directory, seed)
     folder = RunFolder.new(runs, plan.federation.name, time.strftime("%Y%m%d-%H%M%S"))
     folder.begin(plan, seed)
-    _introduce(plan, len(sites), seed, folder.path)
+    _introduce(study, seed, folder.path)
     at_once()
     options = {**choices.options(study, seed), "directory": kept}
     task = choices.task_of(study)
@@ -187,10 +189,12 @@ def _refuse_of_one_run(directory: Path | None, cross: bool) -> None:
         raise UsageError("--cross-site is for one run", hint="leave it out of a study")
 
 
-def _introduce(plan: Plan, sites: int, seed: int, folder: Path) -> None:
-    say(f"{plan.federation.name}: {sites} sites, seed {seed}, folder {folder}")
-    for sentence in plan.guarantees():
+def _introduce(study: Study, seed: int, folder: Path) -> None:
+    name, sites = study.plan.federation.name, len(study.sites)
+    say(f"{name}: {sites} sites, seed {seed}, folder {folder}")
+    for sentence in study.plan.guarantees():
         say(f"  {sentence}")
+    warn_of_studies([study])
 
 
 def show_cross_site(run: Run, folder: Path) -> dict[str, object]:

@@ -30,7 +30,7 @@ from consortium.errors import (
 if TYPE_CHECKING:
     from consortium.site.home import SiteHome
     from consortium.site.machine import Machine
-    from consortium.site.outbox import OutboxEntry
+    from consortium.site.review import ReviewedStudy
 
 
 @command
@@ -141,7 +141,16 @@ def _status(home: SiteHome, machine: Machine) -> dict[str, object]:
         "coordinator": f"its log had {state.seen_size} facts, {ago(seen and seen.at_ms, now_ms)}",
         "tasks": isolation_in_one_line(home),
         "disk": f"{size(shutil.disk_usage(home.path).free)} free",
+        "budget": None if study is None else _budget(home, study),
     }
+
+
+def _budget(home: SiteHome, study: ReviewedStudy) -> str | None:
+    """What this site's own account has spent; None: the study costs nothing."""
+    from consortium.cli.site_review import purse_for
+
+    with purse_for(home, study) as purse:
+        return None if purse is None else purse.in_words()
 
 
 def _troubles(home: SiteHome, now_ms: int) -> str | None:
@@ -184,7 +193,9 @@ def outbox(
     ] = None,
 ) -> None:
     """List everything that ever left this site, with its digest."""
-    from consortium.site.outbox import entries, total_bytes, update_file
+    from consortium.cli.site_outbox import as_json, table
+    from consortium.privacy.accountant import epsilon
+    from consortium.site.outbox import entries, priced, total_bytes, update_file
 
     with site_of(home) as (found, machine):
         if file is not None:
@@ -193,10 +204,10 @@ def outbox(
             _copy(update_file(found, machine, file), out)
             envelope("site outbox", {"round": file, "file": str(out)})
             return
-        made = entries(machine)
-        for line in _table(made):
+        made = priced(entries(machine), found, machine, epsilon)
+        for line in table(made):
             data(line)
-        told = [_entry(entry) for entry in made]
+        told = [as_json(entry) for entry in made]
         envelope("site outbox", {"entries": told, "bytes": total_bytes(made)})
 
 
@@ -206,32 +217,6 @@ def _copy(source: Path, out: Path) -> None:
     except OSError as error:
         raise StoreFailedError(f"{out}: {error.strerror}") from None
     data(str(out))
-
-
-def _table(made: list[OutboxEntry]) -> list[str]:
-    from consortium.cli.words import moment, short
-    from consortium.site.outbox import total_bytes
-
-    lines = [f"{'round':>5}  {'what':<8} {'bytes':>13}  {'made':<16}  {'heard':<5}  digest"]
-    lines += [
-        f"{entry.round or '–':>5}  {entry.kind.value:<8} {entry.size_bytes:>13,}  "
-        f"{moment(entry.at_ms):<16}  {'yes' if entry.told else 'no':<5}  "
-        f"{short(entry.digest.hex())}"
-        for entry in made
-    ]
-    return [*lines, f"{len(made)} entries, {total_bytes(made):,} bytes"]
-
-
-def _entry(entry: OutboxEntry) -> dict[str, object]:
-    return {
-        "round": entry.round,
-        "what": entry.kind.value,
-        "digest": entry.digest.hex(),
-        "bytes": entry.size_bytes,
-        "at_ms": entry.at_ms,
-        "heard": entry.told,
-        "cost": entry.cost,
-    }
 
 
 # ---- the policy ---------------------------------------------------------------------

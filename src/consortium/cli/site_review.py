@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from consortium.cli.report import Voice, command, data, envelope, say
 from consortium.errors import NotApprovedError, PolicyError, UsageError
 
 if TYPE_CHECKING:
+    from consortium.site.costs import Purse
     from consortium.site.home import SiteHome
     from consortium.site.machine import Machine
     from consortium.site.review import ReviewedStudy
@@ -112,10 +113,27 @@ def show_review(home: SiteHome, study: ReviewedStudy) -> bool:
     from consortium.site.review import review_text
 
     policy = read_policy(home.policy_file)
-    for line in review_text(study, who=home.enrolment, policy=policy).splitlines():
+    with purse_for(home, study) as purse:
+        text = review_text(study, who=home.enrolment, policy=policy, purse=purse)
+    for line in text.splitlines():
         for part in _fitted(line):
             data(part)
     return not policy.objections(study.plan, study.layout)
+
+
+@contextmanager
+def purse_for(home: SiteHome, study: ReviewedStudy) -> Iterator[Purse | None]:
+    """The account that the study spends from; None: it costs nothing. Whoever joins goes on as an
+    agent, so prices are made in a process of their own, which ends with the block."""
+    from consortium.privacy.pricing import Pricer
+    from consortium.site.account import purse_of
+
+    budget = study.plan.budget
+    if budget is None:
+        yield None
+        return
+    with closing(Pricer()) as price:
+        yield purse_of(home, budget.unit, price)
 
 
 def _fitted(line: str) -> list[str]:
@@ -144,7 +162,11 @@ def approve_study(home: SiteHome, study: ReviewedStudy, given: str) -> None:
 def approve_with(machine: Machine, study: ReviewedStudy, given: str) -> None:
     """As `approve_study`, on a machine that is open."""
     from consortium.core.participant import Approve
+    from consortium.plan.noise import check_noise
+    from consortium.privacy.pricing import Pricer
 
+    with closing(Pricer()) as price:
+        check_noise(study.plan, price)  # a promise that its noise does not keep is refused
     if given.strip().lower() != study.task_hash.hex():
         raise NotApprovedError(
             "the study's task has another hash than the one that you approve",

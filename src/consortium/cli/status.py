@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from consortium.cli import words
+from consortium.cli.gauges import in_one_line
 from consortium.cli.happenings import UNNAMED, folded
 from consortium.cli.operator import DEFAULT_FOLDER, Folder, Named, Operator, operator
 from consortium.cli.report import at_once, command, data, envelope
@@ -17,11 +18,12 @@ from consortium.cli.sheet import Grid, Sheet, show, terminal
 from consortium.errors import UnreachableError
 
 if TYPE_CHECKING:
-    from consortium.cli.told import OpenRound, Site, Status
+    from consortium.cli.told import Budget, OpenRound, Site, Status
     from consortium.drive.history import RoundRecord
 
 _MOST_NAMES = 8
 _EVERY_S = 1.0
+_PROMISE = "PROTECTED: "  # what the sentence of a private plan begins with
 _WARNINGS = ("NOT PROTECTED: ", "WARNING: ")
 
 
@@ -57,10 +59,11 @@ class _Told:
 
     status: Status
     sites: list[Site] | None
+    budget: Budget | None
     raw: dict[str, Any]
 
     def sheet(self) -> Sheet:
-        sheet = status_sheet(self.status)
+        sheet = status_sheet(self.status, self.budget)
         if self.sites:
             sheet.parts.append(sites_grid(self.sites, self.status.now_ms))
         return sheet
@@ -84,10 +87,17 @@ class _View:
 
         raw = self.operator.get(path)
         told = read_view(Status, raw)
+        budget = self._budget(path, raw) if is_private(told) else None
         if not self.has_sites:
-            return _Told(told, None, raw)
-        roster = self.operator.get(f"{path}/sites")
-        return _Told(told, read_view(list[Site], roster), raw | {"roster": roster})
+            return _Told(told, None, budget, raw)
+        raw["roster"] = self.operator.get(f"{path}/sites")
+        return _Told(told, read_view(list[Site], raw["roster"]), budget, raw)
+
+    def _budget(self, path: str, raw: dict[str, Any]) -> Budget:
+        from consortium.cli.told import Budget, read_view
+
+        raw["budget"] = self.operator.get(f"{path}/budget")
+        return read_view(Budget, raw["budget"])
 
 
 # ---- watching -----------------------------------------------------------------------
@@ -147,7 +157,7 @@ def _are_over(told: list[_Told]) -> bool:
 # ---- the screen ---------------------------------------------------------------------
 
 
-def status_sheet(told: Status) -> Sheet:
+def status_sheet(told: Status, budget: Budget | None = None) -> Sheet:
     """One federation on one screen."""
     pairs = []
     if told.round is not None:
@@ -157,6 +167,8 @@ def status_sheet(told: Status) -> Sheet:
     pairs.append(("model", _model(told)))
     if told.last is not None and told.last.outcome:
         pairs.append(("last round", last_round(told.last)))
+    if budget is not None and budget.account is not None:
+        pairs.append(("budget", in_one_line(budget, told.now_ms)))
     pairs.append(("sites", f"{told.sites} enrolled"))
     pairs.append(("log", f"{told.log.facts} facts, key {words.short(told.log.key)}"))
     pairs += [("not protected", sentence) for sentence in warnings(told.protects)]
@@ -212,6 +224,11 @@ def last_round(record: RoundRecord) -> str:
     metrics = [f"{name} {words.number(value)}" for name, value in record.metrics.items()]
     parts = [f"{record.number}: {record.outcome}{why}", f"{record.counted} counted", *metrics]
     return ", ".join(parts)
+
+
+def is_private(told: Status) -> bool:
+    """Whether rounds cost something, so that there is an account to ask for."""
+    return any(sentence.startswith(_PROMISE) for sentence in told.protects)
 
 
 def warnings(sentences: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consortium.cli.choices import Choices
+from consortium.cli.noise_told import warn_of_studies
 from consortium.cli.report import Voice, at_once, data, envelope, say
 from consortium.errors import InsufficientParticipantsError
 
@@ -77,6 +78,7 @@ def _introduce(folder: StudyFolder, studies: Sequence[Study]) -> None:
     )
     for sentence in dict.fromkeys(told for study in studies for told in study.plan.guarantees()):
         say(f"  {sentence}")
+    warn_of_studies(studies)
 
 
 @contextmanager

@@ -98,6 +98,46 @@ class Model(Told):
     tensors: list[Tensor] = Field(default_factory=list)
 
 
+class WindowTold(Told):
+    window: str
+    limit: float | None
+    spent: float
+    after_next: float
+
+
+class PaidRound(Told):
+    round: int
+    standing: str
+    at_ms: int
+
+
+class CostTold(Told):
+    sigma: float
+    releases: int
+    rate: float
+
+
+class SpendingTold(Told):
+    at_ms: int
+    costs: list[CostTold]
+
+
+class Budget(Told):
+    """A privacy account. Without one, nothing but the federation's name."""
+
+    federation: str
+    account: str | None
+    unit: str = ""
+    delta: float | None = None
+    accountant: str = ""
+    noise_multiplier: float | None = None
+    windows: list[WindowTold] = Field(default_factory=list)
+    is_affordable: bool = True
+    frees_ms: int | None = None
+    rounds: list[PaidRound] = Field(default_factory=list)
+    spendings: list[SpendingTold] | None = None  # of the whole account, whoever spent it
+
+
 class Token(Told):
     label: str
     role: str

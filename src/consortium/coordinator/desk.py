@@ -40,10 +40,11 @@ from consortium.core.ids import Digest, Seat
 from consortium.core.owing import has_answered
 from consortium.core.roster import Member
 from consortium.core.state import Federation
+from consortium.drive.accounts import Accounts
 from consortium.drive.clock import Clock
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import SIGNER_NAME, DataDirectory
-from consortium.drive.hands import CoordinatorHands
+from consortium.drive.hands import CoordinatorHands, hands_for
 from consortium.drive.rng import seed_bytes
 from consortium.drive.rounds import RoundIndex
 from consortium.errors import (
@@ -96,10 +97,11 @@ class Desk:
         *,
         clock: Clock,
         uploads: Uploads,
+        accounts: Accounts,
         seed: int | None = None,
     ) -> None:
         self.id, self.name = federation
-        self.blobs = directory.blobs
+        self.blobs, self.accounts = directory.blobs, accounts
         self.index = RoundIndex(directory.log, self.id)
         self.coordinator = Coordinator(directory, self.id, clock)
         self._directory, self._registry = directory, registry
@@ -139,6 +141,11 @@ class Desk:
             if study is None or (study.digest, study.task) != (state.plan, state.task):
                 study = self._study = adopted_study(self.id, state, self._registry, self.blobs)
             return study
+
+    def open_account(self) -> None:
+        """Let the account that rounds are paid from know the plan's limits."""
+        if self.state.terms is not None and self.state.terms.budget is not None:
+            self.accounts.open(self.state.terms.budget, self.study_of_plan().plan.privacy.limits)
 
     # ---- the worker -----------------------------------------------------------------
 
@@ -227,8 +234,8 @@ class Desk:
 
     def _hands(self) -> CoordinatorHands:
         study = self.study_of_plan()
-        rules = study.layout, study.plan.strategy
-        return CoordinatorHands(*rules, self.blobs, self._clock, self._draw, study.plan.packing)
+        rules = study.plan, study.layout, self.blobs, self._clock, self._draw
+        return hands_for(*rules, accounts=self.accounts)
 
     def _draw(self, number: int) -> bytes:
         if self._seed is None:

@@ -30,6 +30,7 @@ from consortium.core.ids import Secret, SiteId
 from consortium.core.terms import DAY_MS
 from consortium.crypto.authority import Authority, key_of_request, serial_of
 from consortium.crypto.keyfile import read_secret, write_secret
+from consortium.drive.accounts import Accounts
 from consortium.drive.clock import Clock
 from consortium.drive.directory import DataDirectory
 from consortium.errors import (
@@ -41,6 +42,8 @@ from consortium.errors import (
     UnsignedRequestError,
     UsageError,
 )
+from consortium.plan.noise import check_noise
+from consortium.privacy.pricing import Pricer
 from consortium.store.files import write_durably
 from consortium.wire.messages import Enrol, Enrolled, Renew, Renewed
 from consortium.wire.token import JoinToken
@@ -68,6 +71,8 @@ class Office:
         self.authority = _authority(folder, clock.now_ms())
         self.uploads = Uploads(folder / "uploads")
         self._seed = seed
+        self._pricer = Pricer()
+        self._accounts: dict[str, Accounts] = {}  # by tenant
         self.desks: dict[str, Desk] = {}
         self._tellers: dict[str, Teller] = {}
         self._rows: dict[str, FederationRow] = {}
@@ -81,12 +86,20 @@ class Office:
             (row.id, row.name),
             clock=self.clock,
             uploads=self.uploads,
+            accounts=self._accounts_of(row.tenant),
             seed=self._seed,
         )
+        desk.open_account()  # a crash may have come between a plan and its account
         self.desks[row.id] = desk
         self._rows[row.name] = row
         self._tellers[row.name] = Teller(desk, self.directory.log, self.registry, self.clock)
         return desk
+
+    def _accounts_of(self, tenant: str) -> Accounts:
+        if tenant not in self._accounts:
+            parts = self.directory.log, self.clock, self._pricer
+            self._accounts[tenant] = Accounts(*parts, tenant)
+        return self._accounts[tenant]
 
     def start(self, on_trouble: Callable[[ConsortiumError], None]) -> None:
         """Let every federation work. What its duties stumble over is told, and tried again."""
@@ -96,6 +109,7 @@ class Office:
     def close(self) -> None:
         for desk in self.desks.values():
             desk.close()
+        self._pricer.close()
         self.registry.close()
         self.directory.close()
 
@@ -122,7 +136,10 @@ class Office:
         sheet = store_study(study, desk.blobs)
         self.registry.add_study(desk.id, sheet.plan, sheet.task, sheet.bundle, sheet.lock, now_ms)
         terms, lock = study.plan.terms(study.lock.metrics), study.lock
+        if terms.budget is not None:
+            check_noise(study.plan, self._pricer)
         desk.feed(i.AdoptPlan(lock.plan, lock.task, lock.layout.digest, terms, now_ms))
+        desk.open_account()
         if not desk.state.versions:
             desk.feed(i.InstallModel(desk.blobs.put(study.model), now_ms))
 

@@ -120,6 +120,12 @@ def _opened(teller: Teller, version: int) -> OpenFile:
     return open_file(teller.desk.blobs.path(digest), digest)
 
 
+@routes.get(f"{_F}/budget", **declared(Action.LOOK, None, "view"))
+async def budget(request: Request, teller: Named) -> Response:
+    """The privacy budget: limits, what was spent, what another round would cost."""
+    return await _look(request, teller, Teller.budget)
+
+
 @routes.get(f"{_F}/sites", **declared(Action.INSPECT, None, "views"))
 async def sites(request: Request, teller: Named) -> Response:
     """Who is there, and when each was last heard of."""

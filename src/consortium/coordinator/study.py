@@ -46,6 +46,7 @@ def read_locked(plan_file: Path) -> LockedStudy:
     if not entry:
         raise TaskEntryError("the plan names no task")
     lock, model = read_lock(folder)
+    plan = lock.applied(plan)
     bundle = make_bundle(folder, [entry.partition(":")[0], *plan.task.files])
     task = bundle.task_hash(lock.layout, entry, lock.metrics, lock.pinned)
     if (lock.plan, lock.task, lock.entry) != (plan.digest, task, entry):

@@ -16,6 +16,7 @@ from typing import Any
 from consortium.coordinator.access import Action, Who, allowed
 from consortium.coordinator.addresses import check_url
 from consortium.coordinator.desk import Desk
+from consortium.coordinator.paying import budget_view, refuse_unpaid
 from consortium.coordinator.registry import Registry
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -176,6 +177,10 @@ class Teller:
                 raise UnknownVersionError(f"there is no model version {version}")
             return self.desk.state.versions[version].model
 
+    def budget(self) -> View:
+        """The privacy budget that rounds are paid from."""
+        return budget_view(self.desk)
+
     def sites(self) -> list[View]:
         """Who is there, who was, and when each was last heard of."""
         self._read()
@@ -231,6 +236,7 @@ class Teller:
         return self.status()
 
     def open_round(self) -> View:
+        refuse_unpaid(self.desk)
         self.desk.feed(i.OpenRound(self._clock.now_ms()))
         return self.status()
 

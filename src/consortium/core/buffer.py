@@ -27,7 +27,7 @@ def keep(state: Federation, now_ms: int) -> Facts:
     if not state.passing:
         return ()
     seats = [seat for seat, made in state.passing.items() if _holds(state, made, now_ms)]
-    return (f.InvitationsKept(state.last_number + 1, tuple(sorted(seats)), now_ms),)
+    return (f.InvitationsKept(state.next_number, tuple(sorted(seats)), now_ms),)
 
 
 def _holds(state: Federation, made: Invitation, now_ms: int) -> bool:

@@ -18,6 +18,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from consortium.core import account_facts as account_fact_module
 from consortium.core import facts as fact_module
 from consortium.core import site_facts as site_fact_module
 from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
@@ -68,6 +69,12 @@ def kinds_in(*classes: type[Any]) -> dict[int, type[Any]]:
 def fact_kinds() -> dict[int, type[Any]]:
     """The coordinator's facts by kind number."""
     return kinds_in(*get_args(fact_module.Fact))
+
+
+@cache
+def account_kinds() -> dict[int, type[Any]]:
+    """The facts of a privacy account by kind number."""
+    return kinds_in(*account_fact_module.ACCOUNT_FACTS)
 
 
 @cache
@@ -272,8 +279,12 @@ def _put_seats(out: bytearray, seats: tuple[int, ...]) -> None:
     _put_uint(out, len(runs))
     end = 0
     for start, stop in runs:
-        _put_uint(out, start - end)
-        _put_uint(out, stop - start)
+        gap, length = start - end, stop - start
+        if gap < 0x80 and length < 0x80:  # nearly all: at once, because a cohort has many
+            out += bytes((gap, length))
+        else:
+            _put_uint(out, gap)
+            _put_uint(out, length)
         end = stop
 
 

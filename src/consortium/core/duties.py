@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consortium.core.ids import Digest, Seat
-from consortium.core.terms import Terms
+from consortium.core.terms import Budget, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,27 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserve:
+    """Have the account hold a round's costs ready; report `Granted` or `Denied`. An account that
+    knows nothing of round `after` has forgotten it: an old backup was put back."""
+
+    federation: str
+    round: int
+    budget: Budget
+    after: int = 0  # the newest round that this account has held costs ready for; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Tell the account what became of a round's costs; report `AccountTold`."""
+
+    federation: str
+    round: int
+    account: str
+    is_charged: bool  # else they are returned
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """A site's invitation."""
 
@@ -118,5 +139,5 @@ class Evaluate:
     deadline_ms: int
 
 
-Duty = WakeAt | Draw | Check | Screen | Aggregate | Judge | Release
+Duty = WakeAt | Draw | Check | Screen | Aggregate | Judge | Release | Reserve | Settle
 SiteDuty = Train | Evaluate

@@ -14,9 +14,9 @@ from typing import Any
 from consortium.core import facts as f
 from consortium.core.ids import Seat, Seats
 from consortium.core.roster import Member
-from consortium.core.state import Federation, Round, Sums, Version
+from consortium.core.state import Federation, Payment, Round, Sums, Version
 from consortium.core.tables import FEDERATION, Step, round_moves
-from consortium.core.terms import Terms
+from consortium.core.terms import Budget, Terms
 
 
 def evolve(state: Federation, fact: f.Fact) -> None:
@@ -47,6 +47,7 @@ def _founded(state: Federation, fact: f.FederationFounded) -> None:
 
 
 def _plan_adopted(state: Federation, fact: f.PlanAdopted) -> None:
+    _ask_no_more(state)  # another plan may cost less
     state.plan, state.task, state.layout = fact.plan, fact.task, fact.layout
     state.terms = fact.terms
     state.finished = None
@@ -56,6 +57,50 @@ def _plan_adopted(state: Federation, fact: f.PlanAdopted) -> None:
 def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> None:
     parts = fact.buffer, fact.max_staleness, fact.discount_ppm
     state.terms = _terms(state).buffered(*parts)
+
+
+def _budget_adopted(state: Federation, fact: f.BudgetAdopted) -> None:
+    budget = Budget(fact.account, fact.unit, fact.costs, fact.is_spent_at_sites)
+    state.terms = replace(_terms(state), budget=budget)
+
+
+def _budget_asked(state: Federation, fact: f.BudgetAsked) -> None:
+    state.asked = state.named = fact.round
+
+
+def _budget_reserved(state: Federation, fact: f.BudgetReserved) -> None:
+    budget = _terms(state).budget
+    assert budget is not None, "costs, and no budget was adopted"
+    state.asked, state.frees_ms = 0, 0
+    state.positions[budget.account] = fact.position
+    state.newest_paid[budget.account] = fact.round
+    state.unsettled[fact.round] = budget.account, Payment.HELD
+
+
+def _budget_refused(state: Federation, fact: f.BudgetRefused) -> None:
+    state.asked = 0
+    if fact.frees_ms is not None:
+        state.frees_ms = fact.frees_ms
+
+
+def _budget_charged(state: Federation, fact: f.BudgetCharged) -> None:
+    account, _ = state.unsettled[fact.round]
+    state.unsettled[fact.round] = account, Payment.CHARGED
+
+
+def _budget_settled(state: Federation, fact: f.BudgetSettled) -> None:
+    del state.unsettled[fact.round]
+
+
+def _ask_no_more(state: Federation) -> None:
+    """A round that an account was asked to pay for, and that will not open: its costs go back,
+    and no other round has its number. Whoever asks for it still, or has just heard the answer, is
+    late, and cannot be mistaken for somebody who asks by the next plan, at another price."""
+    budget = None if state.terms is None else state.terms.budget
+    if budget is not None and state.named >= state.next_number:
+        state.unsettled[state.named] = budget.account, Payment.RETURNED
+        state.voided = state.named
+    state.asked, state.frees_ms = 0, 0
 
 
 def _model_installed(state: Federation, fact: f.ModelInstalled) -> None:
@@ -115,6 +160,7 @@ def _resumed(state: Federation, fact: f.FederationResumed) -> None:
 
 def _finished(state: Federation, fact: f.FederationFinished) -> None:
     state.finished = fact.reason
+    _ask_no_more(state)
     _withdraw(state)
 
 
@@ -301,6 +347,9 @@ def _completed(state: Federation, fact: f.RoundCompleted) -> None:
 def _failed(state: Federation, fact: f.RoundFailed) -> None:
     open_round = _open(state)
     open_round.reason = fact.reason
+    account, payment = state.unsettled.get(fact.round, ("", None))
+    if payment is Payment.HELD:
+        state.unsettled[fact.round] = account, Payment.RETURNED
     retry_ms = fact.at_ms + _terms(state).retry_ms
     if fact.reason is f.RoundEnd.CANCELLED:  # on purpose: the cadence stands
         retry_ms = max(retry_ms, state.next_due_ms)
@@ -371,6 +420,12 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.FederationFinished: _finished,
     f.LogKeyAdopted: _log_key_adopted,
     f.BufferingAdopted: _buffering_adopted,
+    f.BudgetAdopted: _budget_adopted,
+    f.BudgetAsked: _budget_asked,
+    f.BudgetReserved: _budget_reserved,
+    f.BudgetRefused: _budget_refused,
+    f.BudgetCharged: _budget_charged,
+    f.BudgetSettled: _budget_settled,
     f.RoundOpened: _opened,
     f.SelectionStarted: _selection_started,
     f.SitesInvited: _invited,

@@ -2,8 +2,8 @@
 
 House rules: past tense; small; frozen; no tensors (they live in the blob store under
 their digest), no names of people or places, no secrets. `KIND` numbers are for ever: to
-change a meaning, add a new fact with a new number. 64–79 are kept for the privacy budget
-and 80–95 for secure aggregation (see docs/spec/facts.md).
+change a meaning, add a new fact with a new number. 64–71 are those of a privacy account, which
+has a log of its own; 80–95 are kept for secure aggregation (see docs/spec/facts.md).
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from consortium.core.budget_facts import BudgetAdopted as BudgetAdopted
+from consortium.core.budget_facts import BudgetAsked as BudgetAsked
+from consortium.core.budget_facts import BudgetCharged as BudgetCharged
+from consortium.core.budget_facts import BudgetRefused as BudgetRefused
+from consortium.core.budget_facts import BudgetReserved as BudgetReserved
+from consortium.core.budget_facts import BudgetSettled as BudgetSettled
 from consortium.core.ids import Digest, Seat, Seats, SiteId
 from consortium.core.terms import ReportValue, Terms
 
@@ -81,6 +87,7 @@ class Finish(IntEnum):
     CONVERGED = 2
     NO_IMPROVEMENT = 3
     STOPPED = 4
+    BUDGET_SPENT = 5  # no window will ever pay for another round
 
 
 # ---- the federation -----------------------------------------------------------------
@@ -453,6 +460,12 @@ FederationFact = (
     | FederationFinished
     | LogKeyAdopted
     | BufferingAdopted
+    | BudgetAdopted
+    | BudgetAsked
+    | BudgetReserved
+    | BudgetRefused
+    | BudgetCharged
+    | BudgetSettled
 )
 RoundFact = (
     RoundOpened

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from consortium.core import buffer, verdict
+from consortium.core import budget, buffer, verdict
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
@@ -86,19 +86,24 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
     _between_rounds(state)
     if not item.terms.are_sound():
         raise InvalidInputError("the plan's terms name a metric or a quorum that cannot be")
-    if item.terms.rounds <= state.last_number:
+    used = max(state.last_number, state.named)
+    if item.terms.rounds <= used:
         raise WrongPhaseError(
-            f"the plan is for {item.terms.rounds} rounds, and {state.last_number} have been run",
+            f"the plan is for {item.terms.rounds} rounds, and {used} have been run",
             hint="rounds counts from the federation's first round",
         )
     if state.versions and item.layout != state.layout:
         raise WrongPhaseError("the plan's task has another layout than the model")
-    terms, told = item.terms, item.terms.unbuffered()
-    adopted = f.PlanAdopted(item.plan, item.task, item.layout, told, item.now_ms)
-    if not terms.is_buffered:
-        return (adopted,)
-    parts = terms.buffer, terms.max_staleness, terms.discount_ppm
-    return (adopted, f.BufferingAdopted(*parts, item.now_ms))
+    terms, told = item.terms, item.terms.as_adopted()
+    facts: list[f.Fact] = [f.PlanAdopted(item.plan, item.task, item.layout, told, item.now_ms)]
+    if terms.is_buffered:
+        parts = terms.buffer, terms.max_staleness, terms.discount_ppm
+        facts.append(f.BufferingAdopted(*parts, item.now_ms))
+    if terms.budget is not None:
+        paid = terms.budget
+        costs = paid.costs, paid.is_spent_at_sites
+        facts.append(f.BudgetAdopted(paid.account, paid.unit, *costs, item.now_ms))
+    return tuple(facts)
 
 
 def _install(state: Federation, item: i.InstallModel) -> Facts:
@@ -234,11 +239,11 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
     if terms is None:
         return ()
     if open_round is None:
-        if item.now_ms < state.next_due_ms or why_not_open(state) is not None:
+        if item.now_ms < state.due_ms or why_not_open(state) is not None:
             return ()
         # A round that nobody could be invited to would only use up the plan.
         has_sites = len(eligible(state.roster, terms, item.now_ms)) >= terms.wait_for
-        return _opening(state, item.now_ms) if has_sites else ()
+        return _open_or_ask(state, item.now_ms) if has_sites else ()
     if open_round.step is Step.SELECTING:
         return rounds.select(state, terms, open_round, item.now_ms)
     if open_round.step is Step.TRAINING:
@@ -253,7 +258,23 @@ def _open_round(state: Federation, item: i.OpenRound) -> Facts:
     refusal = why_not_open(state)
     if refusal is not None:
         raise refusal
-    return _opening(state, item.now_ms)
+    budget.refuse_early(state, item.now_ms)
+    return _open_or_ask(state, item.now_ms)
+
+
+def _open_or_ask(state: Federation, now_ms: int) -> Facts:
+    """Open a round, or ask the account that it is paid from."""
+    assert state.terms is not None
+    is_paid = state.terms.budget is None
+    return _opening(state, now_ms) if is_paid else budget.ask(state, now_ms)
+
+
+def _granted(state: Federation, item: i.Granted) -> Facts:
+    """The costs are held ready: the round opens in the same commit."""
+    if why_not_open(state) is not None:
+        return ()
+    reserved = budget.granted(state, item)
+    return (*reserved, *_opening(state, item.now_ms)) if reserved else ()
 
 
 def _opening(state: Federation, now_ms: int) -> Facts:
@@ -261,7 +282,7 @@ def _opening(state: Federation, now_ms: int) -> Facts:
     assert terms is not None
     base = state.versions[state.current]
     opened = f.RoundOpened(
-        state.last_number + 1,
+        state.next_number,
         state.current,
         base.model,
         base.server_state,
@@ -305,6 +326,9 @@ _FEDERATION_RULES: dict[type[Any], Callable[[Federation, Any], Facts]] = {
     i.AdoptLogKey: _adopt_log_key,
     i.Report: _report,
     i.Tick: _tick,
+    i.Granted: _granted,
+    i.Denied: budget.denied,
+    i.AccountTold: budget.told,
 }
 
 _ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {

@@ -230,6 +230,32 @@ class Released:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The account holds a round's costs ready, since its fact of this position."""
+
+    round: int
+    position: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The account cannot pay for a round before `frees_ms`; None: never."""
+
+    round: int
+    frees_ms: int | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccountTold:
+    """The account knows what became of a round's costs."""
+
+    round: int
+    now_ms: int
+
+
 Input = (
     Found
     | AdoptPlan
@@ -258,4 +284,7 @@ Input = (
     | ScoredCohort
     | Verdict
     | Released
+    | Granted
+    | Denied
+    | AccountTold
 )

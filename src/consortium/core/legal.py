@@ -9,12 +9,14 @@ it cannot record.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from consortium.core import facts as f
 from consortium.core.ids import Seat
-from consortium.core.state import Federation, Round
+from consortium.core.state import Federation, Payment, Round
 from consortium.core.tables import FEDERATION, Step, round_moves
+from consortium.core.terms import Budget
 from consortium.core.verdict import means
 
 _ANY_TIME = frozenset(
@@ -26,6 +28,8 @@ _ANY_TIME = frozenset(
         f.FederationHeld,
         f.FederationResumed,
         f.LogKeyAdopted,
+        f.BudgetCharged,
+        f.BudgetSettled,
     }
 )
 
@@ -87,11 +91,49 @@ def _opened(state: Federation, fact: f.RoundOpened) -> bool:
     return (
         base is not None
         and state.terms is not None
-        and fact.round == state.last_number + 1
+        and fact.round == state.next_number
         and (fact.version, fact.base) == (state.current, base.model)
         and fact.server_state == base.server_state
         and fact.quorum == state.terms.quorum
+        and (state.terms.budget is None or _payment(state, fact.round) is Payment.HELD)
     )
+
+
+def _budget(state: Federation) -> Budget | None:
+    return None if state.terms is None else state.terms.budget
+
+
+def _payment(state: Federation, number: int) -> Payment | None:
+    """What became of a round's costs; None: there are none, or the account knows."""
+    return state.unsettled.get(number, ("", None))[1]
+
+
+def _budget_adopted(state: Federation, fact: f.BudgetAdopted) -> bool:
+    """Once a plan."""
+    terms = state.terms
+    if terms is None or terms.budget is not None:
+        return False
+    budget = Budget(fact.account, fact.unit, fact.costs, fact.is_spent_at_sites)
+    return replace(terms, budget=budget).are_sound()
+
+
+def _reserved(state: Federation, fact: f.BudgetReserved) -> bool:
+    """By an account that was asked, and that has not become shorter since the last time."""
+    budget = _budget(state)
+    if budget is None or not 0 < fact.round == state.asked:
+        return False
+    return fact.position > state.positions.get(budget.account, 0)
+
+
+def _charged(state: Federation, fact: f.BudgetCharged) -> bool:
+    """Once a round, as soon as sites are invited or the round has closed."""
+    budget, open_round = _budget(state), state.round
+    if budget is None or open_round is None:
+        return False
+    is_at_sites = budget.is_spent_at_sites
+    is_due = bool(open_round.invited) if is_at_sites else bool(open_round.members)
+    is_held = _payment(state, fact.round) is Payment.HELD
+    return is_due and is_held and open_round.number == fact.round
 
 
 def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> bool:
@@ -118,11 +160,29 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFinished: lambda state, fact: True,
     f.LogKeyAdopted: lambda state, fact: fact.key not in state.log_keys,
     f.BufferingAdopted: _buffering_adopted,
+    f.BudgetAdopted: _budget_adopted,
+    f.BudgetAsked: lambda state, fact: (
+        _budget(state) is not None and not state.asked and fact.round == state.next_number
+    ),
+    f.BudgetReserved: _reserved,
+    f.BudgetRefused: lambda state, fact: state.asked == fact.round and fact.round > 0,
+    f.BudgetCharged: _charged,
+    f.BudgetSettled: lambda state, fact: (
+        _payment(state, fact.round) in (Payment.CHARGED, Payment.RETURNED)
+    ),
     f.RoundOpened: _opened,
 }
 
 
 # ---- a round ------------------------------------------------------------------------
+
+
+def _is_unpaid_at_sites(state: Federation, number: int) -> bool:
+    """Whether a site has spent what was not charged. `number` is that of the round that it was
+    invited to, which may have been an earlier one."""
+    budget = _budget(state)
+    is_held = _payment(state, number) is Payment.HELD
+    return budget is not None and budget.is_spent_at_sites and is_held
 
 
 def _are_invitable(state: Federation, open_round: Round, seats: tuple[Seat, ...]) -> bool:
@@ -232,6 +292,7 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     ),
     f.UpdateReceived: lambda state, open_round, fact: (
         fact.seat in open_round.waiting
+        and not _is_unpaid_at_sites(state, fact.round)
         and fact.at_ms <= open_round.invitation(fact.seat).deadline_ms
     ),
     f.UpdateAccepted: lambda state, open_round, fact: fact.seat in open_round.unchecked,
@@ -246,6 +307,7 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     f.Aggregated: lambda state, open_round, fact: (
         fact.count == len(open_round.members)
         and all(seat in state.roster for seat in open_round.members)
+        and _payment(state, open_round.number) is not Payment.HELD  # they are spent before the sum
     ),
     f.Evaluated: lambda state, open_round, fact: (
         fact.seat in open_round.unheard and fact.at_ms <= open_round.evaluate_by_ms

@@ -12,7 +12,7 @@ from consortium.core import duties as d
 from consortium.core import verdict
 from consortium.core.buffer import is_fresh
 from consortium.core.ids import Seat
-from consortium.core.state import Federation, Invitation, Round
+from consortium.core.state import Federation, Invitation, Payment, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
 from consortium.errors import (
@@ -43,11 +43,30 @@ def why_not_open(state: Federation) -> Refusal | None:
 
 def owed(state: Federation) -> tuple[d.Duty, ...]:
     """What the coordinator must be doing now. Costs what is open, not what ever was."""
-    open_round = state.round
+    open_round, settling = state.round, _owe_settling(state)
     if open_round is None:
-        return () if why_not_open(state) else (d.WakeAt(state.next_due_ms),)
+        return settling if why_not_open(state) else (*settling, _owe_opening(state))
     assert state.terms is not None
-    return _OWED[open_round.step](state, state.terms, open_round)
+    return (*settling, *_OWED[open_round.step](state, state.terms, open_round))
+
+
+def _owe_settling(state: Federation) -> tuple[d.Duty, ...]:
+    """What accounts are yet to be told."""
+    return tuple(
+        d.Settle(state.id, number, account, payment is Payment.CHARGED)
+        for number, (account, payment) in state.unsettled.items()
+        if payment is not Payment.HELD
+    )
+
+
+def _owe_opening(state: Federation) -> d.Duty:
+    """The next round: its costs, if they were asked for, else its time."""
+    assert state.terms is not None
+    if state.asked and state.terms.budget is not None:
+        budget = state.terms.budget
+        after = state.newest_paid.get(budget.account, 0)
+        return d.Reserve(state.id, state.asked, budget, after)
+    return d.WakeAt(state.due_ms)
 
 
 def _owe_draw(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty, ...]:

@@ -25,6 +25,7 @@ from consortium.core.site_inputs import (
     EvaluateHere,
     Heard,
     HoldSite,
+    Reserved,
     ResumeSite,
     Scored,
     SendScore,
@@ -59,6 +60,7 @@ __all__ = [
     "Heard",
     "HoldSite",
     "Participant",
+    "Reserved",
     "ResumeSite",
     "Scored",
     "SendScore",
@@ -102,6 +104,7 @@ class Participant:
     seen_size: int = 0  # of the coordinator's log
     seen_root: Digest | None = None
     report: tuple[tuple[str, ReportValue], ...] = ()  # what the site says of itself
+    account_position: int = 0  # facts that the site's own privacy account has at least
 
 
 # ---- rules --------------------------------------------------------------------------
@@ -203,6 +206,13 @@ def _describe(state: Participant, item: Describe) -> SiteFacts:
     return (s.ReportSpooled(item.report, item.now_ms),)
 
 
+def _reserved(state: Participant, item: Reserved) -> SiteFacts:
+    is_new = item.position > state.account_position
+    if not is_new or not _is_at(state, item.round, Stage.TRAINING):
+        return ()
+    return (s.SpendingHeld(item.round, item.position, item.now_ms),)
+
+
 def _trained(state: Participant, item: Trained) -> SiteFacts:
     if not _is_at(state, item.round, Stage.TRAINING):
         return ()
@@ -280,6 +290,7 @@ _RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
     Decline: _decline,
     Settled: _settled,
     Describe: _describe,
+    Reserved: _reserved,
     Trained: _trained,
     Scored: _scored,
     Broke: _broke,
@@ -328,6 +339,8 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.score = fact
         case s.ReportSpooled():
             state.report = fact.report
+        case s.SpendingHeld():
+            state.account_position = fact.position
         case s.CheckpointWitnessed():
             state.seen_size, state.seen_root = fact.size, fact.root
     # For ReceiptKept, FailureTold, ScoreTold and RoundLeft the table's move is all.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
-from consortium.core import buffer
+from consortium.core import budget, buffer
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.ending import Facts, fail
@@ -68,7 +68,8 @@ def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now
         return ()  # some are there, but have just answered the round that they could fill
     deadline_ms = now_ms + terms.duration_ms
     sizes = found.eligible, found.target
-    return (f.SitesInvited(open_round.number, found.seats, *sizes, deadline_ms, now_ms),)
+    invited = f.SitesInvited(open_round.number, found.seats, *sizes, deadline_ms, now_ms)
+    return (invited, *budget.charge(terms, open_round, now_ms, at_sites=True))
 
 
 # ---- updates ------------------------------------------------------------------------
@@ -336,7 +337,7 @@ def _backups(
 
 
 def _close(terms: Terms, tally: _Tally, now_ms: int) -> Facts:
-    """Exclude the outliers and fix the members. A budget is charged in this same commit."""
+    """Exclude the outliers and fix the members. A budget is charged in the same commit."""
     open_round = tally.open_round
     norms = {**open_round.accepted, **dict.fromkeys(tally.newly, tally.new_norm)}
     if tally.gone is not None:
@@ -352,4 +353,5 @@ def _close(terms: Terms, tally: _Tally, now_ms: int) -> Facts:
         for seat in sorted(loud)
     ]
     members = tuple(sorted(norms.keys() - loud))
-    return (*excluded, f.RoundClosed(open_round.number, members, now_ms))
+    closed = f.RoundClosed(open_round.number, members, now_ms)
+    return (*excluded, closed, *budget.charge(terms, open_round, now_ms, at_sites=False))

@@ -176,6 +176,17 @@ class ReportSpooled:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class SpendingHeld:
+    """The site's own privacy account holds ready what this round costs, since its fact of this
+    position. An account that is shorter than that is an old backup."""
+
+    KIND = 150
+    round: int
+    position: int
+    at_ms: int
+
+
 SiteFact = (
     TaskApproved
     | ApprovalWithdrawn
@@ -195,4 +206,5 @@ SiteFact = (
     | CheckpointWitnessed
     | RoundSettled
     | ReportSpooled
+    | SpendingHeld
 )

@@ -72,6 +72,15 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class Reserved:
+    """The site's own account holds ready what a round costs, since its fact of this position."""
+
+    round: int
+    position: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     round: int
     update: Digest
@@ -136,6 +145,7 @@ SiteInput = (
     | Decline
     | Settled
     | Describe
+    | Reserved
     | Trained
     | Scored
     | Broke

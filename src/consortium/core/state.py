@@ -8,6 +8,7 @@ that never saw the answer can ask again and get the same one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from consortium.core.facts import Evaluated, Failure, Fault, Finish, Judged, RoundEnd
 from consortium.core.ids import Digest, Seat, Seats
@@ -177,6 +178,14 @@ class Version:
     round: int  # 0: it came from outside
 
 
+class Payment(IntEnum):
+    """What became of a round's costs."""
+
+    HELD = 1  # the account holds them ready
+    CHARGED = 2  # spent, and the account is yet to be told
+    RETURNED = 3  # not needed, and the account is yet to be told
+
+
 @dataclass(slots=True)
 class Federation:
     """One federation: one stream of facts."""
@@ -204,6 +213,24 @@ class Federation:
     passing: dict[Seat, Invitation] = field(default_factory=dict)
     # The newest of a seat that no round kept: for a site that answers it after all.
     lapsed: dict[Seat, Invitation] = field(default_factory=dict)
+    asked: int = 0  # the round that an account is asked to pay for; 0: none
+    named: int = 0  # the newest that an account was ever asked to pay for
+    voided: int = 0  # the newest of these that was never opened, and never will be
+    frees_ms: int = 0  # before this time no round can be paid for, as was last heard
+    positions: dict[str, int] = field(default_factory=dict)  # facts that accounts have at least
+    newest_paid: dict[str, int] = field(default_factory=dict)  # round, by account
+    # Rounds of which an account is yet to be told what became of their costs.
+    unsettled: dict[int, tuple[str, Payment]] = field(default_factory=dict)
+
+    @property
+    def next_number(self) -> int:
+        """Of the round that opens next."""
+        return max(self.last_number, self.voided) + 1
+
+    @property
+    def due_ms(self) -> int:
+        """When the next round may open by itself."""
+        return max(self.next_due_ms, self.frees_ms)
 
     def clone(self) -> Federation:
         """A copy that shares nothing mutable."""
@@ -223,4 +250,8 @@ class Federation:
         copy.finished = self.finished
         copy.log_keys = self.log_keys.copy()
         copy.passing, copy.lapsed = self.passing.copy(), self.lapsed.copy()
+        copy.asked, copy.named, copy.voided = self.asked, self.named, self.voided
+        copy.frees_ms, copy.positions = self.frees_ms, self.positions.copy()
+        copy.newest_paid = self.newest_paid.copy()
+        copy.unsettled = self.unsettled.copy()
         return copy

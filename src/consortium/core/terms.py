@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from consortium.core.account_facts import Costs
+from consortium.core.ids import is_plain_id
+
 PPM = 1_000_000
 SECOND_MS = 1_000
 MINUTE_MS = 60 * SECOND_MS
@@ -70,6 +73,18 @@ class Metric:
     higher_is_better: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What every round of a plan spends, and from which account."""
+
+    account: str
+    unit: str
+    costs: Costs
+    # Whether sites make noise of their own: then it is spent once they are invited, whatever
+    # becomes of the round. Else the coordinator does, and it is spent once the round closes.
+    is_spent_at_sites: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What the rules need to know of a plan."""
@@ -108,6 +123,8 @@ class Terms:
     buffer: int = field(default=0, metadata=_APART)  # updates a round sums; 0: synchronous
     max_staleness: int = field(default=0, metadata=_APART)  # versions
     discount_ppm: int = field(default=0, metadata=_APART)  # a in (1 + staleness)^-a
+    # `BudgetAdopted` tells this one. None: rounds cost nothing, and promise nothing.
+    budget: Budget | None = field(default=None, metadata=_APART)
 
     @property
     def has_evaluation(self) -> bool:
@@ -122,9 +139,9 @@ class Terms:
         """These terms with what `BufferingAdopted` tells."""
         return replace(self, buffer=buffer, max_staleness=max_staleness, discount_ppm=discount_ppm)
 
-    def unbuffered(self) -> Terms:
+    def as_adopted(self) -> Terms:
         """The part of the terms that `PlanAdopted` tells."""
-        return self.buffered(0, 0, 0)
+        return replace(self.buffered(0, 0, 0), budget=None)
 
     def are_sound(self) -> bool:
         """Whether the core can work with these terms: what they name is there."""
@@ -133,7 +150,15 @@ class Terms:
         if self.stop_below is not None:
             wanted.add(LOSS)
         is_possible = 0 < self.quorum <= self.wait_for and self.gate_window > 0
-        return wanted <= names and is_possible and self._can_buffer()
+        return wanted <= names and is_possible and self._can_buffer() and self._can_pay()
+
+    def _can_pay(self) -> bool:
+        """An account by a plain name, and costs that are numbers."""
+        budget = self.budget
+        if budget is None:
+            return True
+        are_plain = is_plain_id(budget.account) and is_plain_id(budget.unit)
+        return are_plain and bool(budget.costs) and all(one.is_sound() for one in budget.costs)
 
     def _can_buffer(self) -> bool:
         """A buffer fills from those who train at a time, holds a quorum, and alone says when a

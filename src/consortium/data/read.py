@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +35,7 @@ from consortium.data.table import (
 )
 from consortium.errors import LabelError, SchemaError, SiteDataError
 
+Scale = Literal["none", "site"] | Statistics | Mapping[str, tuple[float, float]]
 Target = Literal["auto", "class", "number"]
 _MAX_NAMES_SHOWN = 40
 
@@ -48,17 +49,21 @@ def read_csv(
     categories: Mapping[str, Sequence[str]] | None = None,
     positive: Positive | None = None,
     target: Target = "auto",
-    scale: Literal["none", "site"] | Statistics = "none",
+    scale: Scale = "none",
     test: float = 0.25,
+    split: Literal["share", "record"] = "share",
     seed: int = 0,
     header: Literal[True] | Sequence[str] = True,
 ) -> tuple[Table, Table]:
-    """(training, test) records of a CSV file; the same split in every round.
+    """(training, test) records of a CSV file; the same split in every round: with `test` of each
+    class for testing, or `split="record"` by each record alone, which private training needs.
 
     Columns are numbers, or text whose `categories` are named: then they become columns of
     0 and 1 in that order, at every site alike. Empty cells, `?`, `NA` and `NaN` are
     missing: refused, or dropped with their record, or filled with the mean of the site's
-    training records. `scale="site"` standardises by those too; `Statistics` by everybody's.
+    training records. `scale="site"` standardises by those too; `Statistics` by everybody's;
+    `{"age": (50, 15)}` by a middle and a spread that you know, which tell nothing of any record:
+    private training takes no other.
 
     The label: `positive` (a value, or a function of the cell) makes it 0 or 1; its
     `categories` make it classes; else whole numbers are classes 0..k-1 and others numbers
@@ -66,7 +71,8 @@ def read_csv(
     categories where a site may lack a class that others have.
     """
     _check_choice("missing", missing, ("refuse", "drop", "mean"))
-    if not isinstance(scale, Statistics):
+    _check_choice("split", split, ("share", "record"))
+    if isinstance(scale, str):
         _check_choice("scale", scale, ("none", "site"))
     table = read_table(
         path,
@@ -78,16 +84,10 @@ def read_csv(
         target=target,
         header=header,
     )
-    train, rest = table.split(test, seed)
+    train, rest = table.split(test, seed, by_record=split == "record")
     if missing == "mean":
         train, rest = _filled(train, rest)
-    if isinstance(scale, Statistics):
-        _check_columns(scale, train)
-        return train.scaled(scale.mean, scale.std), rest.scaled(scale.mean, scale.std)
-    if scale == "site":
-        own = Statistics.of(train.columns, local_moments(train.features), len(train))
-        return train.scaled(own.mean, own.std), rest.scaled(own.mean, own.std)
-    return train, rest
+    return _scaled(train, rest, scale)
 
 
 def read_table(
@@ -275,7 +275,39 @@ def _filled(train: Table, rest: Table) -> tuple[Table, Table]:
         features = np.where(np.isnan(table.features), means, table.features)
         return Table(features, table.labels, table.columns, table.classes)
 
-    return fill(train), fill(rest)
+    return replace(fill(train), follows_records=True), fill(rest)
+
+
+def _scaled(train: Table, rest: Table, scale: Scale) -> tuple[Table, Table]:
+    if isinstance(scale, Statistics):
+        _check_columns(scale, train)
+        train, rest = (part.scaled(scale.mean, scale.std) for part in (train, rest))
+        return replace(train, follows_records=True), rest  # these are among everybody's
+    if isinstance(scale, Mapping):
+        known = _known_scale(scale, train.columns)
+        return train.scaled(*known), rest.scaled(*known)
+    if scale == "none":
+        return train, rest
+    own = Statistics.of(train.columns, local_moments(train.features), len(train))
+    train, rest = train.scaled(own.mean, own.std), rest.scaled(own.mean, own.std)
+    return replace(train, follows_records=True), rest
+
+
+def _known_scale(
+    scale: Mapping[str, tuple[float, float]], columns: tuple[str, ...]
+) -> tuple[Doubles, Doubles]:
+    """Middle and spread of each column; one that is not named stays as it is."""
+    strange = sorted(set(scale) - set(columns))
+    if strange:
+        raise SchemaError(
+            f"scale names a column that is not read: `{strange[0]}`",
+            hint=f"columns: {', '.join(columns[:_MAX_NAMES_SHOWN])}",
+        )
+    pairs = [scale.get(name, (0.0, 1.0)) for name in columns]
+    middle, spread = (np.array(part, np.float64) for part in zip(*pairs, strict=True))
+    if not np.isfinite(middle).all() or not (np.isfinite(spread) & (spread > 0)).all():
+        raise SchemaError("a scale is a middle and a spread above zero, such as (50, 15)")
+    return middle, spread
 
 
 def _check_columns(statistics: Statistics, table: Table) -> None:

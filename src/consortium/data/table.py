@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,9 @@ class Table:
     classes: tuple[str, ...] | None
     mean: Doubles | None = None  # what the features were scaled by, to scale new records alike
     std: Doubles | None = None
+    # Whether cells were filled or scaled by numbers that come from these very records, or who is
+    # among them depends on the others: then one record moves all others, and no clip hides it.
+    follows_records: bool = False
 
     def __post_init__(self) -> None:
         _check_form(self)
@@ -65,16 +69,23 @@ class Table:
         return replace(self, features=self.features[index], labels=self.labels[index])
 
     def split(
-        self, test: float = 0.25, seed: int = 0, *, stratify: bool = True
+        self, test: float = 0.25, seed: int = 0, *, stratify: bool = True, by_record: bool = False
     ) -> tuple[Table, Table]:
         """(training, test): every record on exactly one side, the same in every round.
 
         A seed and not a generator, because a record that trained in one round must not
         test in the next. Stratified, each class keeps its share on both sides as nearly
         as whole records allow; the only record of a class is a training record.
+
+        With `by_record` each record's side follows from the record alone: one more or less
+        changes no other's, as private training needs. Equal records are on one side, and the
+        shares are only about right.
         """
         if not 0.0 <= test < 1.0:
             raise SiteDataError("the test share is from 0 up to, not including, 1")
+        if by_record:
+            is_test = _by_itself(self, test, seed)
+            return self.rows(~is_test), self.rows(is_test)
         rng = np.random.default_rng(seed)
         if stratify and self.classes is not None:
             is_test = _stratified(self.labels, test, rng)
@@ -82,7 +93,8 @@ class Table:
             is_test = np.zeros(len(self), bool)
             count = max(0, min(round(test * len(self)), len(self) - 1))
             is_test[rng.permutation(len(self))[:count]] = True
-        return self.rows(~is_test), self.rows(is_test)
+        train = self.rows(~is_test)
+        return replace(train, follows_records=self.follows_records or test > 0), self.rows(is_test)
 
     def scaled(self, mean: Doubles, std: Doubles) -> Table:
         """(x - mean) / std by column; a column without spread is only shifted."""
@@ -159,6 +171,17 @@ def missing_values(columns: Sequence[str], counts: npt.NDArray[Any]) -> SiteData
         f"values are missing: {', '.join(found)}",
         hint="missing='drop' leaves such records out, missing='mean' fills in the site's mean",
     )
+
+
+def _by_itself(table: Table, test: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Which records test: those whose digest is low."""
+    most, start = int(test * (1 << 64)), f"consortium/split/v1/{seed}/".encode()
+    labels = table.labels.astype("<f8")
+    digests = (
+        sha256(start + row.tobytes() + label.tobytes()).digest()[:8]
+        for row, label in zip(table.features.astype("<f4"), labels, strict=True)
+    )
+    return np.array([int.from_bytes(digest, "big") < most for digest in digests], bool)
 
 
 def _stratified(labels: Labels, test: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:

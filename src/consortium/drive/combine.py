@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consortium.aggregate.columns import Row, Source, for_columns
+from consortium.aggregate.columns import Combine, Row, Source, for_columns
 from consortium.core.ids import Digest
+from consortium.drive.release import Release
 from consortium.model import Layout
 from consortium.plan.strategy import VARIATE, StrategySection
 from consortium.store.ports import Blobs
@@ -31,6 +32,7 @@ class Combination:
     strategy: StrategySection
     layout: Layout
     share: float
+    release: Release | None = None  # noise on the sum; None: the mean as it is
 
     def write(
         self, blobs: Blobs, base: Row, rows: list[Source], state: State
@@ -46,11 +48,16 @@ class Combination:
             self._step(base, rows, state, model, moved)
             return model.finish(), None if moved is None else moved.finish()
 
+    def _combined(self, rows: list[Source]) -> Combine:
+        if self.release is None:
+            return self.strategy.combining().columns(rows)
+        return self.release.columns(rows)
+
     def _step(
         self, base: Row, rows: list[Source], state: State, model: ModelSink, moved: ModelSink | None
     ) -> None:
         optimiser, size = self.strategy.optimiser(), self.layout.size
-        combined = self.strategy.combining().columns(rows)
+        combined = self._combined(rows)
         # Wang et al. 2020: rows are steps per local step; their mean is stretched by the mean
         # number of steps. The one column of tau lies behind the step.
         is_normalised = self.strategy.is_normalised

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
@@ -18,10 +18,17 @@ from consortium.core.terms import ReportValue
 from consortium.drive.contribution import Contribution, Contributions, together
 from consortium.drive.local import SEE_MORE, LocalWork, Scores, named, where
 from consortium.drive.rng import stream
-from consortium.errors import ConsortiumError, QualityError, SiteDataError, TaskResultError
+from consortium.errors import (
+    ConsortiumError,
+    InternalError,
+    QualityError,
+    SiteDataError,
+    TaskResultError,
+)
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
-from consortium.tasks import LOOP, Site, Task
+from consortium.privacy.noise import Noise, SimulatedNoise
+from consortium.tasks import LOOP, RecordPrivacy, Site, Task
 
 States = Callable[[Seat], bytes | None]  # what a site keeps, as it was before this work
 
@@ -144,7 +151,7 @@ def simulated_site(
     site: SimulatedSite, seat: int, plan: Plan, seed: int, number: int, purpose: str
 ) -> Site:
     """A simulated site as its task sees it; every random stream is its own."""
-    return Site(
+    made = Site(
         name=site.name,
         data=site.data,
         round=number,
@@ -152,6 +159,33 @@ def simulated_site(
         training=plan.training,
         personal=plan.personal,
         own_seed=_own_seed(seed, seat),
+    )
+    if not plan.privacy.is_on or purpose == "start":  # a first model tells nothing of records
+        return made
+    # From a seed, as everything in a simulation: it hides nothing from who knows the seed.
+    return with_noise(made, plan, SimulatedNoise(stream(seed, f"noise {purpose}", number, seat)))
+
+
+def with_noise(site: Site, plan: Plan, noise: Noise) -> Site:
+    """The site with the noise of a private plan, from this source."""
+    return replace(site, noise=noise, privacy=_record_privacy(plan, noise))
+
+
+def _record_privacy(plan: Plan, noise: Noise) -> RecordPrivacy | None:
+    section = plan.privacy
+    if section.hides != "record":
+        return None
+    if section.noise_multiplier is None or section.side_noise is None:
+        raise InternalError("the noise of a private plan is computed before it is run")
+    expected = None if section.records is None else section.rate * section.records
+    return RecordPrivacy(
+        clip=section.clip,
+        sigma=section.noise_multiplier,
+        rate=section.rate,
+        steps=section.steps_of(plan.training.epochs),
+        expected_batch=expected,
+        noise=noise,
+        count_sigma=section.side_noise,
     )
 
 

@@ -13,22 +13,32 @@ from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Fault, RoundEnd
 from consortium.core.ids import Digest, Seat
+from consortium.drive.accounts import Accounts, Ledger
 from consortium.drive.clock import Clock
 from consortium.drive.combine import Combination, server_state_of
+from consortium.drive.release import NoiseAt, Release, release_of, secret_noise
 from consortium.drive.rows import discounted, open_rows
 from consortium.errors import (
     CorruptBlobError,
     InternalError,
     MissingBlobError,
     ModelFileError,
+    PrivacyBudgetExceededError,
+    RestoredBackupError,
 )
 from consortium.gate import judge
 from consortium.model import Form, Layout, Vector, load_model
 from consortium.packing.packed import Packing
 from consortium.plan.strategy import VARIATE, StrategySection
+from consortium.plan.values import Plan
 from consortium.screen import screen
 from consortium.store.ports import Blobs
 from consortium.stored import check_model, open_model
+
+
+def no_release(_round: int) -> Release | None:
+    """A coordinator that adds no noise."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class CoordinatorHands:
     clock: Clock
     draw_seed: Callable[[int], bytes]
     packing: Packing | None = None  # of steps, where the plan compresses updates
+    release: Callable[[int], Release | None] = no_release  # of a round, where there is noise
+    accounts: Accounts | None = None  # that rounds are paid from
 
     def perform(self, duty: d.Duty) -> i.Input:
         # The time of a report is that of its end: others may be heard while this is done.
@@ -60,6 +72,13 @@ class CoordinatorHands:
             case d.Release():
                 check_model(self.blobs, self.layout, duty.model)
                 return i.Released(duty.round, duty.model, self.clock.now_ms())
+            case d.Reserve():
+                return self._reserve(duty)
+            case d.Settle():
+                self._ledger(duty.account).settle(
+                    duty.federation, duty.round, is_charged=duty.is_charged
+                )
+                return i.AccountTold(duty.round, self.clock.now_ms())
             case d.WakeAt():
                 raise InternalError("waking is the driver's duty")
 
@@ -84,6 +103,24 @@ class CoordinatorHands:
             return None
         state = server_state_of(self.strategy, self.layout, self.blobs, server_state)
         return np.array(state[VARIATE][: self.layout.size])
+
+    def _reserve(self, duty: d.Reserve) -> i.Granted | i.Denied:
+        try:
+            ledger = self._ledger(duty.budget.account)
+            if duty.after and not ledger.knows(duty.federation, duty.after):
+                raise RestoredBackupError(
+                    f"the privacy account knows nothing of round {duty.after}, which it paid for",
+                    hint="an old copy was put back: put back the newest",
+                )
+            position = ledger.reserve(duty.federation, duty.round, duty.budget.costs)
+        except PrivacyBudgetExceededError as error:
+            return i.Denied(duty.round, error.frees_ms, self.clock.now_ms())
+        return i.Granted(duty.round, position, self.clock.now_ms())
+
+    def _ledger(self, account: str) -> Ledger:
+        if self.accounts is None:
+            raise InternalError("this coordinator keeps no account")
+        return self.accounts.of(account)
 
     def _check(self, duty: d.Check) -> i.Checked:
         try:
@@ -113,7 +150,7 @@ class CoordinatorHands:
 
     def _aggregate(self, duty: d.Aggregate) -> i.Summed | i.NotSummed:
         share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
-        combination = Combination(self.strategy, self.layout, share)
+        combination = Combination(self.strategy, self.layout, share, self.release(duty.round))
         try:
             form = self.sent_form(duty.round)
             rows = open_rows(self.blobs, form, duty.updates, duty.partials)
@@ -130,3 +167,22 @@ class CoordinatorHands:
         except (MissingBlobError, CorruptBlobError):
             return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, self.clock.now_ms())
         return i.Summed(duty.round, duty.count, model, server_state, self.clock.now_ms())
+
+
+def hands_for(
+    plan: Plan,
+    layout: Layout,
+    blobs: Blobs,
+    clock: Clock,
+    draw_seed: Callable[[int], bytes],
+    *,
+    accounts: Accounts | None = None,
+    noise_at: NoiseAt = secret_noise,
+) -> CoordinatorHands:
+    """Those that do what this plan says."""
+
+    def release(number: int) -> Release | None:
+        return release_of(plan, number, noise_at)
+
+    rules = layout, plan.strategy, blobs, clock, draw_seed
+    return CoordinatorHands(*rules, plan.packing, release, accounts)

@@ -40,7 +40,9 @@ def inventory_text(inventory: Inventory, plan: Plan) -> str:
         lines.append("LEAVES  every round: how many steps local training took")
     if strategy.weighing().by is not Weighting.UNIFORM:
         lines.append("LEAVES  every round: a weight made of how many records there are")
-    if plan.evaluation.enabled:
+    if plan.has_noised_scores:
+        lines.append("LEAVES  every round, with noise: how many test records, how many are right")
+    elif plan.evaluation.enabled:
         lines.append("LEAVES  every round: how many test records, the sums of the metrics")
     lines.append("STAYS   the records")
     if compression.has_feedback:

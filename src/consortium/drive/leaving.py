@@ -18,11 +18,14 @@ import numpy.typing as npt
 from consortium.core.facts import Failure
 from consortium.drive.contribution import Contributions
 from consortium.drive.rng import stream
+from consortium.errors import InternalError
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
+from consortium.privacy.noise import SideBySide
 from consortium.tasks import Site
 from consortium.tensors import save_tensors
 from consortium.update.compress import Compress
+from consortium.update.noise import LocalNoise
 from consortium.update.stage import Rows
 
 HELD_BACK = "held_back"  # the name of what compression left, in what a site keeps
@@ -54,7 +57,7 @@ def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Co
         rows[at] = 0.0
         made[at].fail(Failure.TRAINING)
     samples = np.array([one.records for one in made], np.float64)
-    sent = plan.pipeline().apply(Rows(rows, samples, samples))
+    sent = _noised(plan, plan.pipeline().apply(Rows(rows, samples, samples)), made)
     values, packed = sent.values, list[bytes | None]([None] * len(made))
     if plan.compression.is_on:
         values, packed = _compressed(plan, layout, sent.values, made)
@@ -66,6 +69,18 @@ def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Co
         [one.failure for one in made],
         packed,
     )
+
+
+def _noised(plan: Plan, sent: Rows, made: Sequence[Made]) -> Rows:
+    """With the noise that hides an update from everybody, where the plan asks for it."""
+    section = plan.privacy
+    if section.hides != "local":
+        return sent
+    sources = [one.site.noise for one in made]
+    if section.noise_multiplier is None or None in sources:
+        raise InternalError("an update must not leave without its noise")
+    noise = SideBySide([source for source in sources if source is not None])
+    return LocalNoise(section.noise_multiplier, section.clip, noise).apply(sent)
 
 
 def _add_held_back(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> None:

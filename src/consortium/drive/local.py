@@ -21,6 +21,7 @@ from consortium.core.ids import Digest
 from consortium.core.terms import Metric
 from consortium.drive.contribution import Contribution, Contributions
 from consortium.drive.leaving import HELD_BACK, Made, leaving
+from consortium.drive.private import check_delta, noised_scores, refuse_open_scores
 from consortium.errors import (
     ConsortiumError,
     ImpossiblePlanError,
@@ -32,6 +33,7 @@ from consortium.errors import (
     TaskResultError,
 )
 from consortium.model import STEP, Layout, Vector
+from consortium.plan.privacy import BOUNDED_METRIC
 from consortium.plan.strategy import TAU, VARIATE
 from consortium.plan.values import Plan
 from consortium.tasks import (
@@ -141,7 +143,8 @@ class LocalWork:
         site = replace(site, state=_of_task(kept))
         shared = self.layout.unflatten(model)
         result = self._call(site, "evaluate", self.task.evaluate, site, shared)
-        return _scores(site, self.task, result)
+        found = _scores(site, self.plan.reported(self.task.metrics), result)
+        return noised_scores(self.plan, site, found) if self.plan.has_noised_scores else found
 
     def complete(self, site: Site, model: Vector, state: bytes | None) -> Any:
         """The complete model of one site, shared and private parts together, in the form that
@@ -179,6 +182,7 @@ class LocalWork:
         """What leaves this site and what stays."""
         found = self._call(site, "the task", self.task.inventory, site)
         assert isinstance(found, Inventory)
+        refuse_open_scores(self.plan, found)
         return found
 
     def _rules(self, base: Vector, variate: Vector | None, own: Vector | None) -> LocalRules:
@@ -252,6 +256,7 @@ class LocalWork:
         """Put into a row that holds the step what the strategy sends beside it, and what stays
         beside the row."""
         strategy, site = self.plan.strategy, made.site
+        check_delta(self.plan, site, trained.records)
         kept = {f"{_OF_TASK}{name}": array for name, array in (trained.state or {}).items()}
         made.records, made.kept = trained.records, kept
         if not strategy.is_normalised and variate is None:
@@ -299,6 +304,16 @@ def refuse_unfollowed(task: Task, plan: Plan) -> None:
         raise ImpossiblePlanError(
             "[personal] is about the layers of torch models, and this task has none",
             hint="leave [personal] out; what a task gives as Trained(state=...) stays at the site",
+        )
+    if plan.privacy.hides == "record" and not getattr(task, "trains_privately", False):
+        raise ImpossiblePlanError(
+            'unit = "record" needs a task that trains on single records by our own steps',
+            hint='a torch task without loop= and step=; or unit = "site" or "local" in [privacy]',
+        )
+    if plan.has_noised_scores and BOUNDED_METRIC not in getattr(task, "measures_by_us", ()):
+        raise ImpossiblePlanError(
+            f"nobody can vouch for what one record does to the task's own `{BOUNDED_METRIC}`",
+            hint=f'metrics=["{BOUNDED_METRIC}"] without a function, or test_records = "public"',
         )
     if personal.name == "fedrep" and not task.follows_rules:
         raise ImpossiblePlanError(
@@ -351,10 +366,10 @@ def _steps(site: Site, trained: Trained) -> float:
     return float(trained.steps)
 
 
-def _scores(site: Site, task: Task, result: Any) -> Scores:
+def _scores(site: Site, metrics: Sequence[Metric], result: Any) -> Scores:
     try:
         means, records = result
-        values = [_usable(float(means[metric.name]), metric) for metric in task.metrics]
+        values = [_usable(float(means[metric.name]), metric) for metric in metrics]
     except KeyError as error:
         raise TaskResultError(
             f"site {site.name}: evaluate left out {error}",

@@ -21,10 +21,35 @@ from consortium.drive.local import refuse_unfollowed
 from consortium.drive.study import Study
 from consortium.errors import ModelFileError, PlanFileError, VerificationError
 from consortium.model import Layout, digest_of, load_model, save_model
+from consortium.plan.noise import resolved
+from consortium.plan.values import Plan
 
 LOCK, MODEL = "plan.lock", "model-0.safetensors"
 _VERSION = 1
 _NOTE = "# Made by `consortium lock`. Sites approve the task's hash and the plan's digest.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How much a private plan takes: the keys of [privacy] that are computed."""
+
+    multiplier: float
+    side: float | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Noise | None:
+        section = plan.privacy
+        if not section.is_on or section.noise_multiplier is None:
+            return None
+        return cls(section.noise_multiplier, section.side_noise)
+
+    def table(self) -> dict[str, float]:
+        side = {} if self.side is None else {"side_noise": self.side}
+        return {"noise_multiplier": self.multiplier, **side}
+
+    def applied(self, plan: Plan) -> Plan:
+        section = plan.privacy.model_copy(update=self.table())
+        return plan.model_copy(update={"privacy": section})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +64,7 @@ class Lock:
     pinned: Digest | None  # of the frozen tensors
     model: Digest
     seed: int
+    noise: Noise | None = None  # that was computed for the plan, where it is private
 
     def text(self) -> str:
         """The lock as TOML."""
@@ -46,7 +72,7 @@ class Lock:
             {"name": metric.name, "higher_is_better": metric.higher_is_better}
             for metric in self.metrics
         ]
-        values = {
+        values: dict[str, object] = {
             "version": _VERSION,
             "plan": self.plan.hex(),
             "task": {
@@ -62,24 +88,32 @@ class Lock:
                 "layout": self.layout.canonical().decode().splitlines(),
             },
         }
+        if self.noise is not None:
+            values["noise"] = self.noise.table()
         return _NOTE + tomli_w.dumps(values)
+
+    def applied(self, plan: Plan) -> Plan:
+        """The plan with the noise that was computed when it was locked."""
+        return plan if self.noise is None else self.noise.applied(plan)
 
 
 def make_lock(study: Study, seed: int) -> tuple[Lock, bytes]:
     """The lock of a study and the bytes of its first model. Refuses what could not run."""
-    study.plan.terms(study.task.metrics)
     refuse_unfollowed(study.task, study.plan)
-    local, vector = begin(study.task, study.plan, study.sites, seed)
+    plan = resolved(study.plan)
+    plan.terms(study.task.metrics)
+    local, vector = begin(study.task, plan, study.sites, seed)
     model = save_model(local.layout, vector)
     lock = Lock(
-        plan=study.plan.digest,
+        plan=plan.digest,
         task=study.task_hash,
-        entry=study.plan.task.entry,
+        entry=plan.task.entry,
         metrics=study.task.metrics,
         layout=local.layout,
         pinned=local.pinned,
         model=digest_of(model),
         seed=seed,
+        noise=Noise.of(plan),
     )
     return lock, model
 
@@ -153,7 +187,18 @@ def _parsed(values: dict[str, object]) -> Lock:
         pinned=_digest(task["frozen"]) if task["frozen"] else None,
         model=_digest(model["sha256"]),
         seed=model["seed"],
+        noise=_noise(values.get("noise")),
     )
+
+
+def _noise(table: object) -> Noise | None:
+    if table is None:
+        return None
+    if not isinstance(table, dict) or not set(table) <= {"noise_multiplier", "side_noise"}:
+        raise TypeError("not the noise of a lock")
+    if not all(type(number) is float and number > 0 for number in table.values()):
+        raise ValueError("noise is a number above zero")
+    return Noise(table["noise_multiplier"], table.get("side_noise"))
 
 
 def _has_layout(layout: Layout, model: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from consortium.checks import check_update
 from consortium.core import duties as d
@@ -13,7 +14,8 @@ from consortium.core.ids import Digest, Seat
 from consortium.core.state import Federation
 from consortium.core.terms import Terms
 from consortium.drive.clock import ManualClock
-from consortium.drive.hands import CoordinatorHands
+from consortium.drive.hands import CoordinatorHands, hands_for
+from consortium.drive.released import noise_complaint
 from consortium.errors import ConsortiumError
 from consortium.gate import judge
 from consortium.model import Layout, digest_of
@@ -21,6 +23,8 @@ from consortium.plan.values import Plan
 from consortium.store.memory import MemoryBlobs
 from consortium.store.ports import Blobs, BlobWriter
 from consortium.stored import check_model
+
+Owed = TypeVar("Owed", d.Aggregate, d.Judge, d.Screen)
 
 
 class Redo:
@@ -64,16 +68,10 @@ class Redo:
     def _adopt(self, fact: f.PlanAdopted) -> str | None:
         plan = Plan.from_canonical(self._blobs.get(fact.plan))
         layout = Layout.from_canonical(self._blobs.get(fact.layout))
-        self._hands = CoordinatorHands(
-            layout,
-            plan.strategy,
-            _Forgetful(self._blobs),
-            ManualClock(),
-            lambda _: b"",
-            plan.packing,
-        )
+        blobs = _Forgetful(self._blobs)
+        self._hands = hands_for(plan, layout, blobs, ManualClock(), lambda _: b"")
         self._terms = plan.terms(fact.terms.metrics)
-        if self._terms.unbuffered() != fact.terms:
+        if self._terms.as_adopted() != fact.terms:
             return "its terms are not those of the plan that it names"
         return None
 
@@ -105,16 +103,14 @@ class Redo:
         return None
 
     def _judge(self, state: Federation, fact: f.Judged) -> str | None:
-        (duty,) = owed(state)
-        assert isinstance(duty, d.Judge)
+        duty = _owed(state, d.Judge)
         outcome = judge(duty).outcome
         return None if outcome is fact.outcome else f"the gate says {outcome.name}"
 
     def _screen(self, state: Federation) -> dict[Seat, f.Fault]:
         """What stands out, found before the first exclusion takes a member away."""
         if self._strange is None:
-            (duty,) = owed(state)
-            assert isinstance(duty, d.Screen)
+            duty = _owed(state, d.Screen)
             result = self._present_hands().perform(duty)
             assert isinstance(result, i.Screened)
             self._strange = dict(result.excluded)
@@ -129,14 +125,22 @@ class Redo:
         return None if not left else "an update that stands out was not excluded"
 
     def _sum(self, state: Federation, fact: f.Aggregated) -> str | None:
-        (duty,) = owed(state)
-        assert isinstance(duty, d.Aggregate)
-        result = self._present_hands().perform(duty)
+        duty = _owed(state, d.Aggregate)
+        hands = self._present_hands()
+        release = hands.release(duty.round)
+        if release is not None:
+            return noise_complaint(hands, release, duty, fact)
+        result = hands.perform(duty)
         if not isinstance(result, i.Summed) or result.model != fact.model:
             return "the members' updates give another model"
         if result.server_state != fact.server_state:
             return "the members' updates give another state of the server"
         return None
+
+
+def _owed(state: Federation, kind: type[Owed]) -> Owed:
+    """The duty of this kind: an account may be told of an earlier round at the same time."""
+    return next(duty for duty in owed(state) if isinstance(duty, kind))
 
 
 class _Forgetful:

@@ -37,9 +37,15 @@ class RoundIndex:
         start = self._start(number)
         if start is None:
             return
-        stop = self._start(number + 1)
+        stop = self._next_start(start)
         for at, record in enumerate(self._log.read(self._stream, start, stop), start=start):
             yield at, decode(record)
+
+    def _next_start(self, start: int) -> int | None:
+        """Where the next round begins. Its number may be more than one higher."""
+        with self._lock:
+            self._read_on()
+            return min((at for at in self._starts.values() if at > start), default=None)
 
     def is_counted(self, number: int, seat: Seat) -> bool | None:
         """Whether a model was published that has what this seat sent by its invitation of round

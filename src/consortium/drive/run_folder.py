@@ -22,6 +22,7 @@ from consortium.drive.simulate import Run
 from consortium.errors import PlanFileError, StoreFailedError
 from consortium.model import save_model
 from consortium.plan import Plan, write_plan
+from consortium.plan.promises import SIMULATED, simulated_promises
 from consortium.store.files import sync_folder
 
 _LENGTH_BYTES = 4
@@ -53,7 +54,8 @@ class RunFolder:
     def begin(self, plan: Plan, seed: int) -> None:
         (self.path / "plan.toml").write_text(write_plan(plan))
         (self.path / "seed.txt").write_text(f"{seed}\n")
-        (self.path / "guarantees.txt").write_text("\n".join(plan.guarantees()) + "\n")
+        told = [*plan.guarantees(), *simulated_promises(plan)]
+        (self.path / "guarantees.txt").write_text("\n".join(told) + "\n")
 
     def add_round(self, record: RoundRecord) -> None:
         self._write_sites(record)
@@ -139,6 +141,7 @@ def summary(run: Run) -> dict[str, object]:
         "worst": accepted[-1].worst if accepted else {},
         **_sent(rounds),
         **lasted,
+        **({"privacy": SIMULATED} if run.plan.privacy.is_on else {}),
     }
 
 

@@ -23,13 +23,14 @@ from consortium.core.codec import decode
 from consortium.core.ending import Facts
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation
+from consortium.drive.accounts import Accounts
 from consortium.drive.clock import ManualClock
 from consortium.drive.cohort import Cohort, Drops, OnWork
 from consortium.drive.coordinate import Coordinator
 from consortium.drive.directory import DataDirectory
 from consortium.drive.driver import Driver
 from consortium.drive.engine import Engine, LocalEngine, SimulatedSite, begin, simulated_site
-from consortium.drive.hands import CoordinatorHands
+from consortium.drive.hands import hands_for
 from consortium.drive.history import History, RoundRecord, worst_of
 from consortium.drive.local import LocalWork, refuse_unfollowed
 from consortium.drive.paced import PacedCohort
@@ -40,7 +41,8 @@ from consortium.drive.population import (
     place_of,
     strangers,
 )
-from consortium.drive.rng import seed_bytes
+from consortium.drive.prices import price_for
+from consortium.drive.rng import seed_bytes, stream
 from consortium.drive.states import FileStates, MemoryStates, SiteStates
 from consortium.drive.workers import WorkerEngine, can_fork, default_workers
 from consortium.errors import (
@@ -52,7 +54,9 @@ from consortium.errors import (
     WrongPhaseError,
 )
 from consortium.model import Layout, Vector, digest_of, save_model
+from consortium.plan.noise import resolved
 from consortium.plan.values import Plan
+from consortium.privacy.noise import Noise, SimulatedNoise
 from consortium.store.memory import MemoryBlobs, MemoryLog
 from consortium.store.ports import Blobs, Log
 from consortium.tasks import AUTO, Site, Task, pace_of
@@ -132,6 +136,7 @@ def simulate(
     options: Options | None = None,
 ) -> Run:
     """Run the whole federation here. The same seed gives the same model digest."""
+    plan = resolved(plan)
     check_study(task, plan, sites, seed)
     simulation = _Simulation(task, plan, sites, seed, options or Options())
     try:
@@ -149,8 +154,9 @@ def check_study(
 ) -> None:
     """Refuse what could not run: before a folder is made or a model trained."""
     plan.check()
-    plan.terms(task.metrics)
     refuse_unfollowed(task, plan)
+    plan = resolved(plan)
+    plan.terms(task.metrics)
     reports = plan.conditions() or plan.selection.strategy == "diverse"
     if reports and not has_reports(sites):
         raise ImpossiblePlanError(
@@ -203,13 +209,14 @@ class _Simulation:
         self._history = History(lambda seat: sites[seat - 1].name)
         self._stream = seed_bytes(seed, "federation", 0)[:16].hex()
         self._open(options.directory)
-        self._hands = CoordinatorHands(
+        self._hands = hands_for(
+            plan,
             self._layout,
-            plan.strategy,
             self._blobs,
             self._clock,
             lambda number: seed_bytes(seed, "selection", number),
-            plan.packing,
+            accounts=Accounts(self._log, self._clock, price_for(plan.privacy.limits)),
+            noise_at=self._noise_at,
         )
         self._cohort = Cohort(
             _engine(local, sites, seed, options),
@@ -223,6 +230,10 @@ class _Simulation:
 
     def close(self) -> None:
         self._cohort.close()
+
+    def _noise_at(self, number: int, column: int) -> Noise:
+        """From the seed: a simulation protects nobody."""
+        return SimulatedNoise(stream(self._seed, "release", number, column))
 
     def _takes_ms(self, seat: Seat) -> int:
         return self._plan.simulation.takes_ms(self._sites[seat - 1].name)
@@ -287,6 +298,9 @@ class _Simulation:
         blobs.put(layout.canonical())
         task_hash = self._options.task_hash or digest_of(b"consortium/task/not-bundled")
         self._feed(i.Found(self._stream, now_ms))
+        if self._terms.budget is not None:
+            assert self._hands.accounts is not None
+            self._hands.accounts.open(self._terms.budget, plan.privacy.limits)
         if state.plan is None:
             adopt = i.AdoptPlan(plan.digest, task_hash, layout.digest, self._terms, now_ms)
             self._feed(adopt)
@@ -307,6 +321,7 @@ class _Simulation:
             self._options.record
             or self._plan.takes_time
             or self._plan.strategy.needs_rows
+            or self._plan.privacy.hides == "site"  # noise comes on a sum of rows, not of blocks
             or has_reports(self._sites)
         )
         is_other = bool(roster.cohorts) if is_single else bool(roster.members)

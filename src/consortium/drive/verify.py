@@ -26,6 +26,7 @@ from consortium.core.state import Federation
 from consortium.drive.coordinate import checkpoints_of, newest_note
 from consortium.drive.directory import SIGNER_NAME
 from consortium.drive.redo import Redo
+from consortium.drive.verify_accounts import AccountCheck, is_account
 from consortium.errors import ConsortiumError, VerificationError
 from consortium.ledger.merkle import leaf_hash
 from consortium.ledger.notary import origin_of
@@ -94,15 +95,22 @@ def verify_directory(
             log = _copy_of(path, Path(scratch))
             blobs = FileBlobs.existing(path / "blobs")
             streams = [name for name in log.streams() if "/" not in name]
-            for stray in set(log.streams()) - {*streams, *map(checkpoints_of, streams)}:
+            accounts = [name for name in log.streams() if is_account(name)]
+            known = {*streams, *accounts, *map(checkpoints_of, streams)}
+            for stray in set(log.streams()) - known:
                 audit.add(repr(stray), "these records belong to no federation")
             origins = {origin_of(stream) for stream in streams}
             for proof in receipts or []:
                 if _origin(proof) not in origins:
                     audit.add(f"receipt for fact {proof.index}", "it is of no log that is here")
+            paid = AccountCheck(log, accounts)
+            for where, what in paid.findings:
+                audit.add(where, what)
             for stream in streams:
                 own = [proof for proof in receipts or [] if _origin(proof) == origin_of(stream)]
-                _Stream(audit, path, log, blobs, stream, key).verify(own, (Redo, *checks))
+                _Stream(audit, path, log, blobs, stream, key).verify(
+                    own, (Redo, lambda _: paid, *checks)
+                )
             _verify_all_blobs(audit, blobs)
         except ConsortiumError as error:
             audit.add(str(path), error.message)

@@ -19,6 +19,7 @@
     │   ├── RoundOpenError  NoModelError  UnknownVersionError  FederationOverError
     │   ├── InvalidInputError  NotApprovedError  OnHoldError  PolicyError
     │   └── TooStaleError  IsolationError  PrivacyBudgetExceededError
+    │       StaleQuoteError
     ├── UpdateError                one update failed one of the six checks
     │   └── FormatError  DimensionError  MagnitudeError  StalenessError
     │       SignatureError  PrivacyTermsError
@@ -68,6 +69,7 @@ from consortium.errors.refusal import (
     PrivacyBudgetExceededError,
     Refusal,
     RoundOpenError,
+    StaleQuoteError,
     TooStaleError,
     UnauthorizedClientError,
     UnknownVersionError,
@@ -193,6 +195,7 @@ __all__ = [
     "SchemaError",
     "SignatureError",
     "SiteDataError",
+    "StaleQuoteError",
     "StalenessError",
     "StoreError",
     "StoreFailedError",

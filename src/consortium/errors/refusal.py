@@ -148,3 +148,17 @@ class PrivacyBudgetExceededError(Refusal):
     fault = Fault.CALLER
     http_status = 403
     advice = "wait until the window frees, or plan fewer rounds"
+
+    def __init__(self, message: str, *, hint: str = "", frees_ms: int | None = None) -> None:
+        """`frees_ms`: when it could be paid for, at the latest; None: never, or it is not known."""
+        super().__init__(message, hint=hint)
+        self.frees_ms = frees_ms
+        self.details["frees_ms"] = frees_ms
+
+
+class StaleQuoteError(Refusal):
+    """A price was made before somebody else spent from the same account. Nothing was spent."""
+
+    code = "E0502"
+    http_status = 409
+    advice = "ask for the price again"

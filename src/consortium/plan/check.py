@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from consortium.plan.asynchronous import asynchronous_problems
 from consortium.plan.check_strategy import strategy_problems
 from consortium.plan.compression import compression_problems
+from consortium.plan.private import privacy_problems
 from consortium.plan.problem import Problem
+from consortium.plan.promises import promises
 from consortium.plan.text import parse_duration_ms
 from consortium.update.weigh import Weighting
 
@@ -26,6 +28,7 @@ def problems(plan: Plan) -> list[Problem]:
         *_times(plan),
         *_choices(plan),
         *_stopping(plan),
+        *privacy_problems(plan),  # first: it settles keys that nobody has written
         *strategy_problems(plan),
         *asynchronous_problems(plan),
         *compression_problems(plan),
@@ -147,10 +150,9 @@ def guarantees(plan: Plan) -> list[str]:
     """What this plan protects, and what it does not, in sentences for people."""
     quorum = plan.federation.quorum
     sentences = [
-        "STAYS: records never leave a site; a site sends model updates, a weight and metric sums.",
-        "SEEN: the coordinator sees every site's update in the clear. An update can reveal "
-        "records of its site to whoever reads it.",
-        "NOT PROTECTED: there is no differential privacy and no secure aggregation in this plan.",
+        f"STAYS: records never leave a site; a site sends {_sent(plan)}.",
+        *_seen(plan),
+        *promises(plan),
         f"QUORUM: a model is published only when {_sites(quorum)} contributed to it.",
     ]
     if plan.strategy.weighing().by in (Weighting.SAMPLES, Weighting.SQRT):
@@ -162,7 +164,7 @@ def guarantees(plan: Plan) -> list[str]:
             "WARNING: with quorum 2 a site can subtract its own update from the mean and see "
             "the other's."
         )
-    if plan.strategy.clip is not None:
+    if plan.strategy.clip is not None and plan.privacy.hides != "site":
         sentences.append(
             f"An update is scaled down to norm {plan.strategy.clip:g}. This bounds what one "
             "site can do to the model; without noise it is not privacy."
@@ -177,6 +179,24 @@ def guarantees(plan: Plan) -> list[str]:
     if not plan.evaluation.enabled or not plan.evaluation.gate:
         sentences.append("WARNING: no gate: a worse model replaces a better one.")
     return sentences
+
+
+def _sent(plan: Plan) -> str:
+    """What leaves a site; a private plan has no weights, and scores only where it says so."""
+    if not plan.privacy.is_on:
+        return "model updates, a weight and metric sums"
+    return "model updates and metric sums" if plan.evaluation.enabled else "model updates"
+
+
+def _seen(plan: Plan) -> list[str]:
+    """What the coordinator gets to see. Updates that were noised at the site tell it no more
+    than `promises` says."""
+    if plan.privacy.hides in ("record", "local"):
+        return ["SEEN: the coordinator sees every site's update, which is noised before it leaves."]
+    return [
+        "SEEN: the coordinator sees every site's update in the clear. An update can reveal "
+        "records of its site to whoever reads it."
+    ]
 
 
 def _strategy_sentences(plan: Plan) -> list[str]:

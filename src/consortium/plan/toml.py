@@ -28,7 +28,6 @@ from consortium.plan.values import Plan
 MAX_PLAN_BYTES = 1 << 20
 # Protections that a plan may ask for and this version cannot give: refused, never ignored.
 _NOT_YET = {
-    "privacy": "differential privacy",
     "security": "secure aggregation",
 }
 

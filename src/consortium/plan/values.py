@@ -11,16 +11,18 @@ import json
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from consortium.core.ids import Digest
-from consortium.core.terms import LOSS, PPM, Close, Condition, Metric, Selection, Terms
+from consortium.core.terms import LOSS, PPM, Budget, Close, Condition, Metric, Selection, Terms
 from consortium.errors import ImpossiblePlanError, WrongTypeError
 from consortium.model import Form, Layout, digest_of
 from consortium.packing.packed import Packing
 from consortium.plan.asynchronous import AsynchronousSection
 from consortium.plan.check import guarantees, problems
 from consortium.plan.compression import CompressionSection
+from consortium.plan.privacy import BOUNDED_METRIC, PrivacySection
+from consortium.plan.private import settled_evaluation, settled_strategy
 from consortium.plan.section import Count as _Count
 from consortium.plan.section import Names as _Names
 from consortium.plan.section import Section as _Section
@@ -224,7 +226,18 @@ class Plan(_Section):
     personal: PersonalSection = PersonalSection()
     asynchronous: AsynchronousSection = AsynchronousSection()
     compression: CompressionSection = CompressionSection()
+    privacy: PrivacySection = PrivacySection()
     simulation: SimulationSection = SimulationSection()
+
+    @model_validator(mode="after")
+    def _settle(self) -> Plan:
+        """A private plan says itself what others may leave open: its digest covers it."""
+        if self.privacy.is_on:
+            made = settled_strategy(self.strategy, self.privacy)
+            object.__setattr__(self, "strategy", made)
+            told = settled_evaluation(self.evaluation, self.privacy)
+            object.__setattr__(self, "evaluation", told)
+        return self
 
     def check(self) -> None:
         """Raise the first impossible combination, with a remedy, if there is one."""
@@ -274,6 +287,32 @@ class Plan(_Section):
         return chain(*stages)
 
     @property
+    def has_noised_scores(self) -> bool:
+        """Whether scores leave a site with noise on them."""
+        privacy = self.privacy
+        return self.evaluation.enabled and privacy.is_on and privacy.test_records == "private"
+
+    def reported(self, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+        """Of what a task measures, what leaves a site: with noise, only what has a bound."""
+        if not self.has_noised_scores:
+            return metrics
+        return tuple(metric for metric in metrics if metric.name == BOUNDED_METRIC)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What every round spends; None: nothing, and it promises nothing."""
+        privacy = self.privacy
+        if not privacy.is_on:
+            return None
+        if not privacy.is_resolved:
+            raise ImpossiblePlanError(
+                "how much noise this plan takes was not computed", hint="consortium lock PLAN"
+            )
+        costs = privacy.costs(self.training.epochs, has_scores=self.evaluation.enabled)
+        account = f"{privacy.dataset or _plain(self.federation.name)}-{privacy.hides}"
+        return Budget(account, privacy.hides, costs, privacy.hides != "site")
+
+    @property
     def packing(self) -> Packing | None:
         """How steps are packed; None: not at all."""
         section = self.compression
@@ -289,6 +328,7 @@ class Plan(_Section):
 
     def terms(self, metrics: tuple[Metric, ...]) -> Terms:
         """The rules that the core knows, for a task that reports these metrics."""
+        metrics = self.reported(metrics)
         self._check_metrics(metrics)
         federation, selection, timing = self.federation, self.selection, self.round
         evaluation, stop, asynchronous = self.evaluation, self.stop, self.asynchronous
@@ -326,6 +366,7 @@ class Plan(_Section):
             buffer=asynchronous.buffer,
             max_staleness=asynchronous.max_staleness if asynchronous.buffer else 0,
             discount_ppm=_ppm(asynchronous.discount) if asynchronous.buffer else 0,
+            budget=self.budget,
         )
 
     def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:
@@ -345,6 +386,11 @@ class Plan(_Section):
         if self.selection.preset == "mobile":
             texts = (*texts, "battery > 0.3", "network == wifi")
         return tuple(parse_condition(text) for text in texts)
+
+
+def _plain(name: str) -> str:
+    """A federation's name as one of an account."""
+    return name.replace(".", "-")[:48]
 
 
 def _ppm(ratio: float) -> int:

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Iterable
 
 _MOST = 1e6  # of ε and of μ that anything here is asked about
-_HALVINGS = 200
 
 
 def mu_of(sigmas: Iterable[float]) -> float:
@@ -57,10 +56,7 @@ def _least(is_enough: Callable[[float], bool]) -> float:
         low, high = high, high * 2
         if high > _MOST:
             return math.inf
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
+    while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
 

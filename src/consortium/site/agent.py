@@ -13,7 +13,9 @@ from pathlib import Path
 
 from consortium.core import site_facts as s
 from consortium.core.tables import Stage
-from consortium.errors import ConsortiumError
+from consortium.errors import ConsortiumError, RestoredBackupError
+from consortium.privacy.pricing import Pricer
+from consortium.site.account import OwnLedger
 from consortium.site.called import Called
 from consortium.site.clock import SharedClock
 from consortium.site.enrol import connect
@@ -56,9 +58,11 @@ class Agent:
         lines = None if listen is None else Lines()
         client = connect(home, clock, lines)
         transfer = Transfer(client, home.blobs, home.path / INCOMING)
+        machine, self._price = Machine(home.log, clock), Pricer()
         self.tools = Tools(
             home=home,
-            machine=Machine(home.log, clock),
+            machine=machine,
+            ledger=OwnLedger(home, machine, self._price),
             clock=clock,
             client=client,
             transfer=transfer,
@@ -128,6 +132,8 @@ class Agent:
                 return
             try:
                 self._listener.consider(waiting)
+            except RestoredBackupError:
+                raise
             except ConsortiumError as error:
                 self.tools.tell(Event.of(Kind.TROUBLE, error))
 
@@ -179,6 +185,8 @@ class Agent:
         for thread in threads:
             thread.join(_END_S)
         self.tools.client.close()
+        self._price.close()
+        self.tools.ledger.close()
         self.tools.home.close()
 
 

@@ -1,6 +1,7 @@
 """One task under one plan on this site's records: what the task's process does.
 
-The same steps as in a simulation, so that a seeded study gives the same bytes in both.
+The same steps as in a simulation, so that a seeded study gives the same bytes in both; but for the
+noise of a private plan, which nobody can draw again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from consortium.core.facts import Failure
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
 from consortium.drive.combine import server_state_of
-from consortium.drive.engine import SimulatedSite, simulated_site
+from consortium.drive.engine import SimulatedSite, simulated_site, with_noise
 from consortium.drive.local import LocalWork, refuse_unfollowed
 from consortium.drive.local import Scores as Measured
 from consortium.drive.states import FileStates
@@ -31,6 +32,7 @@ from consortium.errors import (
 from consortium.model import Layout, Update, Vector, digest_of, load_model, update_parts
 from consortium.plan.strategy import VARIATE
 from consortium.plan.values import Plan
+from consortium.privacy.noise import SecretNoise
 from consortium.site import jobs as j
 from consortium.site.failures import failure_of, marked
 from consortium.store.files import FileBlobs
@@ -169,14 +171,19 @@ class Bench:
     # ---- what work is made from -----------------------------------------------------
 
     def _site(self, number: int, seat: int, purpose: str) -> Site:
-        """Where the task runs. Seeded, it draws what a simulated site at this seat draws."""
+        """Where the task runs. Seeded, it draws what a simulated site at this seat draws, but for
+        noise."""
         about, plan = self.about, self.local.plan
         site = SimulatedSite(about.site, Path(about.data))
-        if about.seed is not None:
-            return simulated_site(site, seat, plan, about.seed, number, purpose)
-        made = simulated_site(site, seat, plan, 0, number, purpose)
-        rng = np.random.default_rng(secrets.randbits(128))
-        return replace(made, rng=rng, own_seed=about.own_seed)
+        made = simulated_site(site, seat, plan, about.seed or 0, number, purpose)
+        if about.seed is None:
+            rng = np.random.default_rng(secrets.randbits(128))
+            made = replace(made, rng=rng, own_seed=about.own_seed)
+        if not plan.privacy.is_on:
+            return made
+        # Whoever knows the seed of a simulation can take its noise off. A real site has records
+        # to hide: its noise is secret, also where its enrolment has a seed.
+        return with_noise(made, plan, SecretNoise())
 
     def _model(self, name: str) -> Vector:
         return load_model(self.local.layout, self.blobs.mapped(_digest(name)))

@@ -142,6 +142,8 @@ class Called:
         score = self._tools.machine.newest(s.ScoreSpooled)
         if score is None or not score.samples:
             return {}
-        names = [metric.name for metric in study.lock.metrics]
-        sums = zip(names, score.candidate, strict=False)
+        names = [metric.name for metric in study.reported]
+        if len(names) != len(score.candidate):
+            return {}  # it was told under another plan
+        sums = zip(names, score.candidate, strict=True)
         return {name: total / score.samples for name, total in sums}

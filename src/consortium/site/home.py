@@ -5,7 +5,7 @@
     certificate.pem   the site's, from the federation's authority
     authority.pem     the authority's own
     policy.toml       what the site's people allow
-    log.sqlite        the site's own facts
+    log.sqlite        the site's own facts; beside it ledger/, what its records have paid for
     blobs/            models, plans, tasks, and every update that was ever made here
     states/           private layers and the like: they never leave
     tasks/            unpacked task files, by task hash

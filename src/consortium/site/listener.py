@@ -18,8 +18,10 @@ from consortium.drive.directory import SIGNER_NAME
 from consortium.errors import (
     ConsortiumError,
     DeadlineExpiredError,
+    ImpossiblePlanError,
     NotApprovedError,
     OnHoldError,
+    PrivacyBudgetExceededError,
     RestoredBackupError,
     VerificationError,
     WireError,
@@ -54,12 +56,12 @@ class Listener:
     def __init__(self, tools: Tools, situation: Situation) -> None:
         self._tools, self._situation = tools, situation
         self._patience, self._trouble = Patience(), Trouble(tools, "way")
-        self._refusal = Notice(tools.home, "log")
+        self._refusal, self._unpaid = Notice(tools.home, "log"), Notice(tools.home, "budget")
         self._have = ""
         self._cosignature = ""
         self._reported: Reported | None = None
         self._report_due = self._renew_due = 0.0
-        self._is_connected = False
+        self._is_connected = self._is_settled = False
         self._unmoved: s.RoundSettled | None = None  # settled in the log, not yet on the disk
         self._told_early = 0  # a round whose end was told before our update was made
 
@@ -92,6 +94,9 @@ class Listener:
 
     def _do_chores(self) -> None:
         tools, now = self._tools, time.monotonic()
+        if not self._is_settled:
+            tools.ledger.settle()
+            self._is_settled = True
         report = own_report(tools.home)
         if now >= self._report_due or report != self._reported:
             told = tuple(sorted(report.items()))
@@ -117,8 +122,7 @@ class Listener:
         if not self._is_connected:
             self._tools.tell(Event(Kind.CONNECTED, client.way))
             self._is_connected = True
-        if answer.own_size > self._tools.machine.size:
-            self._refuse_to_spend(answer.own_size)
+        self._refuse_old_copies(answer.own_size)
         is_taken = self._take(answer)
         self._have = answer.mark if is_taken else ""
         return is_taken
@@ -150,15 +154,21 @@ class Listener:
             objection=objection,
         )
 
-    def _refuse_to_spend(self, told: int) -> None:
-        """Our own log is older than what we told: an old backup was put back."""
-        error = RestoredBackupError(
-            f"this site's log has {self._tools.machine.size} facts, and it has told of {told}"
-        )
-        self._situation.objection = error
-        self._refusal.write(error, self._tools.clock.now_ms())
-        self._tools.client.call("POST", "/v1/ask", self._question(), reply=Answer)
-        raise error
+    def _refuse_old_copies(self, told: int) -> None:
+        """Our log is older than what we told, or our ledger than our log: an old backup was put
+        back, and this site does not know what it has spent."""
+        size = self._tools.machine.size
+        try:
+            if told > size:
+                raise RestoredBackupError(
+                    f"this site's log has {size} facts, and it has told of {told}"
+                )
+            self._tools.ledger.check()
+        except RestoredBackupError as error:
+            self._situation.objection = error
+            self._refusal.write(error, self._tools.clock.now_ms())
+            self._tools.client.call("POST", "/v1/ask", self._question(), reply=Answer)
+            raise
 
     def _take(self, answer: Answer) -> bool:
         situation = self._situation
@@ -284,16 +294,33 @@ class Listener:
         if is_new and not meets_all(own_report(tools.home), conditions):
             self._decline(duty, Failure.REQUIREMENTS, "the plan's requirements are not met here")
             return False
+        if is_new and not self._is_paid(study, duty):
+            return False
         if policy.approves(duty.task):
             tools.machine.feed(p.Approve(duty.task, duty.plan, tools.clock.now_ms()))
         return True
 
-    def _decline(self, duty: d.Train, failure: Failure, why: str) -> None:
+    def _is_paid(self, study: ReviewedStudy, duty: d.Train) -> bool:
+        """Whether this site's own ledger can pay. One that cannot sits the round out; what a
+        round that was begun costs is held ready already."""
+        try:
+            self._tools.ledger.demand(study.plan)
+        except PrivacyBudgetExceededError as error:
+            self._unpaid.write(error, self._tools.clock.now_ms(), round=duty.round)
+            self._decline(duty, Failure.BUDGET, error.message, error.code)
+            return False
+        except ImpossiblePlanError as error:  # it promises more than its noise keeps
+            self._decline(duty, Failure.POLICY, error.message, error.code)
+            return False
+        self._unpaid.remove()
+        return True
+
+    def _decline(self, duty: d.Train, failure: Failure, why: str, code: str = "") -> None:
         """Also a round that was begun: the policy may have become stricter since."""
         machine, now_ms = self._tools.machine, self._tools.clock.now_ms()
         is_new = machine.feed(p.Decline(duty, failure, now_ms))
         if is_new or machine.feed(p.Broke(duty.round, failure, now_ms)):
-            self._tools.tell(Event(Kind.DECLINED, f"declined: {why}", duty.round))
+            self._tools.tell(Event(Kind.DECLINED, f"declined: {why}", duty.round, code))
 
     def _may_score(self, number: int) -> bool:
         """Whether scores of round `number` may leave; where not, the coordinator is told so

@@ -12,6 +12,8 @@ from consortium.core.ids import Digest
 from consortium.core.terms import ReportValue
 from consortium.errors import UsageError
 from consortium.model import digest_of
+from consortium.plan.values import Plan
+from consortium.privacy.budget import Price
 from consortium.site.home import SiteHome
 from consortium.site.machine import Machine
 from consortium.wire.messages import FailureNote, Report, ScoreNote
@@ -40,7 +42,10 @@ class OutboxEntry:
     size_bytes: int
     at_ms: int
     told: bool = False  # the coordinator has acknowledged it
-    cost: float | None = None  # in privacy budget; None: it was not made under a budget
+    # ε of the round, at δ; None: no mechanism covers it. One reservation pays for an update and the
+    # scores of its round: it stands with the update, and noised scores cost nothing beside it.
+    cost: float | None = None
+    delta: float | None = None
 
 
 def entries(machine: Machine) -> list[OutboxEntry]:
@@ -57,6 +62,44 @@ def entries(machine: Machine) -> list[OutboxEntry]:
             at = newest[ended]
             found[at] = replace(found[at], told=True)
     return found
+
+
+def priced(
+    found: Sequence[OutboxEntry], home: SiteHome, machine: Machine, price: Price
+) -> list[OutboxEntry]:
+    """The same with what each cost, by the plan that its round was taken with."""
+    taken = {
+        fact.round: fact.plan for _, fact in machine.facts() if isinstance(fact, s.InvitationTaken)
+    }
+    bills = {plan: _bill(home, plan, price) for plan in set(taken.values())}
+    return [
+        _priced(entry, bills[taken[entry.round]]) if entry.round in taken else entry
+        for entry in found
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bill:
+    """What a round of a plan costs; None: nothing, and it promises nothing."""
+
+    epsilon: float | None
+    delta: float
+    covers_scores: bool
+
+
+def _bill(home: SiteHome, digest: Digest, price: Price) -> _Bill:
+    plan = Plan.from_canonical(home.blobs.get(digest))
+    delta, budget = plan.privacy.delta, plan.budget
+    epsilon = None if budget is None else price(budget.costs, delta)
+    return _Bill(epsilon, delta, plan.has_noised_scores)
+
+
+def _priced(entry: OutboxEntry, bill: _Bill) -> OutboxEntry:
+    if bill.epsilon is not None and entry.kind is Sort.UPDATE:
+        return replace(entry, cost=bill.epsilon, delta=bill.delta)
+    if bill.covers_scores and entry.kind is Sort.SCORE:
+        return replace(entry, cost=0.0, delta=bill.delta)
+    return entry
 
 
 def total_bytes(found: Sequence[OutboxEntry]) -> int:

@@ -7,6 +7,9 @@ min_sites = 3
 isolation = "required"             # no task runs here that could reach the network or other files
 memory = "8GB"
 time = "2h"
+epsilon_weekly = 3.5               # of one data set, over all federations, at `delta`
+dataset = "heart"
+ledger = "/srv/ledger"             # the same for every home that works on these records
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from consortium.core.account_facts import Limits
 from consortium.core.ids import Digest
 from consortium.errors import (
     PlanError,
@@ -39,6 +43,7 @@ from consortium.wire.messages import Hex32
 
 Leaving = Literal["update", "weight", "scores"]
 _Limit = Annotated[int, Field(ge=1, lt=1 << 62)]
+_Epsilon = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 _LONGEST_WEIGHT = "-1.7976931348623157e+308"  # as long as the text of a float can be
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -109,6 +114,38 @@ class Policy(BaseModel):
     readable: Annotated[
         tuple[Annotated[str, AfterValidator(_absolute)], ...], Field(strict=False)
     ] = Field(default=(), description="other files and folders that a task may read")
+    epsilon_weekly: _Epsilon | None = Field(
+        default=None, description="most epsilon of the data set in any 7 days; unset: no limit"
+    )
+    epsilon_monthly: _Epsilon | None = Field(
+        default=None, description="most epsilon of the data set in any 30 days; unset: no limit"
+    )
+    epsilon_lifetime: _Epsilon | None = Field(
+        default=None, description="most epsilon of the data set ever; unset: no limit"
+    )
+    # Not the plan's: with a large one, whoever writes plans would make every limit meaningless.
+    delta: float = Field(
+        default=1e-5,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="of these limits, whatever a plan's own is; below one in the records here",
+    )
+    dataset: str = Field(
+        default="records",
+        pattern=r"^[A-Za-z0-9_-]{1,48}$",
+        description="name of the records whose budget is spent",
+    )
+    ledger: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        default=None,
+        description="folder of a ledger that several homes with one data set share, to be counted "
+        "together; unset: in the home. A ledger that was used is moved there first",
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """The most that may be spent of the data set."""
+        return Limits(self.delta, self.epsilon_weekly, self.epsilon_monthly, self.epsilon_lifetime)
 
     def approves(self, task: Digest) -> bool:
         """Whether this task needs no asking."""

@@ -12,11 +12,14 @@ from hashlib import sha256
 
 from consortium.bundle import Bundle, unpack
 from consortium.core.ids import Digest
+from consortium.core.terms import Metric
 from consortium.drive.inspect import inventory_text
 from consortium.drive.lock import Lock, parse_lock
 from consortium.errors import ConsortiumError, UsageError, VerificationError
 from consortium.model import Layout, digest_of
 from consortium.plan.values import Plan
+from consortium.privacy.accountant import epsilon
+from consortium.site.costs import Purse, account_lines, costs_in_words
 from consortium.site.home import Enrolment
 from consortium.site.policy import Policy, update_bytes
 from consortium.tasks import Inventory
@@ -43,6 +46,11 @@ class ReviewedStudy:
     @property
     def plan_digest(self) -> Digest:
         return self.lock.plan
+
+    @property
+    def reported(self) -> tuple[Metric, ...]:
+        """Of what the task measures, what leaves."""
+        return self.plan.reported(self.lock.metrics)
 
 
 def verify_study(
@@ -101,14 +109,16 @@ def review_text(
     who: Enrolment | None = None,
     policy: Policy | None = None,
     inventory: Inventory | None = None,
+    purse: Purse | None = None,
 ) -> str:
-    """The screen. `inventory` is what the task itself says of its model, once it may run."""
+    """The screen. `inventory` is what the task itself says of its model, once it may run;
+    `purse` is the account that a private plan spends from."""
     parts = [
         _who(who) if who is not None else [],
         _task(study),
         _plan(study),
         _leaves(study, inventory),
-        _cost(),
+        _cost(study.plan, purse),
         _policy(study, policy) if policy is not None else [],
     ]
     return printable("\n".join(line for part in parts for line in part))
@@ -162,7 +172,7 @@ def rules_in_words(plan: Plan) -> list[str]:
         f"up to {federation.rounds} rounds, each with {federation.quorum} sites or more, "
         f"each at most {plan.round.duration} and {plan.round.max_extensions} extensions of "
         f"{plan.round.extension}",
-        f"local training: {training.epochs} epochs, batches of {training.batch_size}, "
+        f"local training: {_steps_in_words(plan)}, "
         f"{training.optimizer} with learning rate {training.lr:g}",
         f"strategy {strategy.name}; updates are combined by {strategy.rule}, weighed by "
         f"{strategy.weighing().by.value}",
@@ -177,13 +187,24 @@ def rules_in_words(plan: Plan) -> list[str]:
         layers = ", ".join(plan.personal.layers) or "what the task marks"
         lines.append(f"personal: {plan.personal.name}; stays here: {layers}")
     if plan.evaluation.enabled:
-        lines.append(f"members try every new model on their test records: {plan.evaluation.metric}")
+        noised = ", told with noise" if plan.has_noised_scores else ""
+        metric = plan.evaluation.metric
+        lines.append(f"members try every new model on their test records: {metric}{noised}")
     return lines
+
+
+def _steps_in_words(plan: Plan) -> str:
+    training, privacy = plan.training, plan.privacy
+    if privacy.hides != "record":
+        return f"{training.epochs} epochs, batches of {training.batch_size}"
+    steps = privacy.steps_of(training.epochs)
+    return f"{steps:,} steps, each on a record with chance {privacy.rate:g}, with noise"
 
 
 def _leaves(study: ReviewedStudy, inventory: Inventory | None) -> list[str]:
     plan, layout = study.plan, study.layout
-    metrics = ", ".join(metric.name for metric in study.lock.metrics)
+    metrics = ", ".join(metric.name for metric in study.reported)
+    metrics += "; with noise, on them and on how many" if plan.has_noised_scores else ""
     lines = inventory_text(inventory or Inventory(layout.specs), plan).splitlines()
     stays = next(at for at, line in enumerate(lines) if line.startswith("STAYS"))
     told = [f"{_INDENT}metrics that are summed: {metrics}"] if plan.evaluation.enabled else []
@@ -198,11 +219,12 @@ def _bounds(study: ReviewedStudy) -> list[str]:
     """How much leaves at most, as the outbox counts it; and what has no such bound."""
     plan, rounds = study.plan, study.plan.federation.rounds
     update = update_bytes(plan, study.layout)
-    score = score_bytes(len(study.lock.metrics)) if plan.evaluation.enabled else 0
+    score = score_bytes(len(study.reported)) if plan.evaluation.enabled else 0
     scores = f" and {score:,} bytes of scores" if score else ""
     return [
         f"LEAVES  at most {update:,} bytes of update{scores} a round, "
-        f"{(update + score) * rounds:,} bytes in {rounds} rounds; masked: no; noised: no",
+        f"{(update + score) * rounds:,} bytes in {rounds} rounds; masked: no; "
+        f"noised: {_NOISED[plan.privacy.hides]}",
         "LEAVES  besides, not in these bytes: that this site is there; what it reports of itself, "
         "when it joins and when that changes; the code of a failure",
     ]
@@ -215,7 +237,19 @@ def score_bytes(metrics: int) -> int:
     return len(note.model_dump_json())
 
 
-def _cost() -> list[str]:
+_NOISED = {
+    "none": "no",
+    "record": "yes, in training",
+    "site": "no: the coordinator sees it, and noises the sum",
+    "local": "yes, before it leaves",
+}
+
+
+def _cost(plan: Plan, purse: Purse | None) -> list[str]:
+    if plan.budget is not None:
+        price = epsilon if purse is None else purse.price
+        account = [] if purse is None else account_lines(plan, purse)
+        return [f"COST    {costs_in_words(plan, price)} together", *_indented(account)]
     return [
         "COST    there is no differential privacy in this plan, so no limit on what is learnt:",
         f"{_INDENT}an update can reveal records of this site to whoever reads it",

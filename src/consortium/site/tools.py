@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from consortium.core import duties as d
 from consortium.errors import ConsortiumError
+from consortium.site.account import OwnLedger
 from consortium.site.clock import SharedClock
 from consortium.site.events import Event, Kind, OnEvent, OnWork
 from consortium.site.home import SiteHome
@@ -21,10 +22,11 @@ from consortium.wire.invitation import Invitation
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The site's home and machine, the way to the coordinator, and how to tell of it all."""
+    """The site's home, machine and ledger, the way to the coordinator, how to tell of it all."""
 
     home: SiteHome
     machine: Machine
+    ledger: OwnLedger
     clock: SharedClock
     client: Client
     transfer: Transfer

@@ -14,7 +14,12 @@ from functools import partial
 from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core.ids import Digest
-from consortium.errors import ConsortiumError, CorruptBlobError, OnHoldError
+from consortium.errors import (
+    ConsortiumError,
+    CorruptBlobError,
+    OnHoldError,
+    RestoredBackupError,
+)
 from consortium.site.answers import Answers
 from consortium.site.clock import Patience
 from consortium.site.events import Event, Kind
@@ -49,6 +54,8 @@ class Worker:
             tools.wake.clear()
             try:
                 is_moving = self._situation.may_work and self._step()
+            except RestoredBackupError:
+                raise  # the agent ends: it does not know what was spent
             except ConsortiumError as error:
                 self._trouble.tell(error)
                 self._patience.wait(tools.stop)
@@ -126,7 +133,10 @@ class Worker:
             self._fetch(state, study)
         with self._doing(work, study) as workshop:
             tools.progress(f"training in round {work.round}", 0, 0)
-            made = workshop.train(work.round, duty.seat, work.base, state, work.private_state)
+            make = partial(workshop.train, work.round, duty.seat, work.base, state)
+            made = tools.ledger.pay_for(
+                work.round, study.plan, lambda: make(private_state=work.private_state)
+            )
             tools.transfer.mark(made.update, made.marks)
             now_ms = tools.clock.now_ms()
             item = p.Trained(work.round, made.update, made.private_state, made.size_bytes, now_ms)
@@ -165,6 +175,8 @@ class Worker:
         try:
             yield workshop
             self._failure.remove()
+        except RestoredBackupError:
+            raise
         except ConsortiumError as error:
             if self._is_wanted(work):
                 assert isinstance(work, p.TrainHere | p.EvaluateHere)

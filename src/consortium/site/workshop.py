@@ -167,7 +167,7 @@ class Workshop:
             pending=_hex(states[1]),
         )
         told = self._ask(job, j.Scores)
-        named = len(self._study.lock.metrics)
+        named = len(self._study.reported)
         if (len(told.candidate), len(told.base)) != (named, named):
             # More numbers than were approved could carry anything.
             raise TaskResultError(f"the task gave other scores than its {named} metrics")

@@ -8,7 +8,7 @@ forwards: every input is tried at every one of its times, in every state.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from consortium.core import facts as f
@@ -27,6 +27,7 @@ QUIET_NORM, LOUD_NORM = 1.0, 100.0
 # Duties report at these fixed times: the core compares none of them with a deadline.
 _SCREENED_MS, _SUMMED_MS = START_MS + 200, START_MS + 300
 _JUDGED_MS, _RELEASED_MS = START_MS + 600, START_MS + 700
+_FREES_IN_MS = 5_000  # more than any round takes
 _ANOMALIES = tuple(sorted(f.ANOMALIES))
 
 
@@ -62,6 +63,7 @@ class Alphabet:
     reporting: Seats = ()  # become ineligible, and eligible again
     is_led: bool = False  # the lead holds, resumes, rolls back and stops between rounds
     is_cancelled: bool = True  # the lead cancels the open round
+    is_replanned: bool = False  # the lead adopts a plan that costs more
     outcomes: tuple[f.Outcome, ...] = tuple(f.Outcome)  # what the gate may say
     seeds: tuple[bytes, ...] = SEEDS
 
@@ -99,12 +101,15 @@ class Moment:
     members: int
     is_open: bool
     is_summed: bool
+    next_number: int = 1
+    position: int = 0  # facts that the account has at least
 
     @classmethod
     def of(cls, state: Federation) -> Moment:
-        present, due_ms = state.round or state.ended, max(state.next_due_ms, START_MS)
+        present, due_ms = state.round or state.ended, max(state.due_ms, START_MS)
+        paid = state.next_number, max(state.positions.values(), default=0)
         if present is None:
-            return cls(0, START_MS, START_MS, due_ms, 0, False, False)
+            return cls(0, START_MS, START_MS, due_ms, 0, False, False, *paid)
         wake_ms = due_ms
         if state.round is not None:
             is_evaluated = state.round.step is Step.EVALUATING
@@ -117,6 +122,7 @@ class Moment:
             len(present.members),
             state.round is not None,
             present.model is not None,
+            *paid,
         )
 
 
@@ -134,6 +140,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_scores(moment, terms, alphabet),
         *_verdicts(moment, alphabet),
         *_old_news(moment),
+        *_payments(moment, terms, alphabet),
     )
     return tuple(dict.fromkeys(arrivals))
 
@@ -285,3 +292,26 @@ def _old_news(at: Moment) -> Iterator[i.Input]:
         yield i.Summed(number, at.members, MODEL, None, _SUMMED_MS)
         yield i.Verdict(number, MODEL, f.Outcome.ACCEPTED, _JUDGED_MS)
         yield i.Released(number, MODEL, _RELEASED_MS)
+
+
+def dearer(terms: Terms) -> Terms:
+    """Another plan: every round costs more."""
+    assert terms.budget is not None, "only a plan that costs something can cost more"
+    costs = tuple(replace(cost, releases=cost.releases + 1) for cost in terms.budget.costs)
+    return replace(terms, budget=replace(terms.budget, costs=costs))
+
+
+def _payments(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
+    """The account says yes, no and never, about this round and others; it has forgotten what it
+    knew; it was told. Refusals come at one time, so that they do not add up."""
+    if terms.budget is None:
+        return
+    for number in (at.next_number, at.next_number - 1, at.next_number + 1, 0):
+        for position in (at.position + 1, at.position):
+            yield i.Granted(number, position, max(START_MS, at.wake_ms))
+        for frees_ms in (None, START_MS, START_MS + _FREES_IN_MS):
+            yield i.Denied(number, frees_ms, START_MS)
+    yield from (i.AccountTold(number, START_MS) for number in range(at.next_number + 1))
+    if alphabet.is_replanned:
+        plan, task, layout = digest("dearer plan"), digest("task"), digest("layout")
+        yield i.AdoptPlan(plan, task, layout, dearer(terms), START_MS)

@@ -31,7 +31,7 @@ def a_round_starts_from_the_current_model(change: Change, fact: f.RoundOpened) -
     """The next round opens from the current version, when no other is open or held back."""
     before = change.before
     is_idle = before.round is None and before.finished is None and not before.is_held
-    is_next = fact.round == before.last_number + 1
+    is_next = fact.round > before.last_number
     return is_idle and is_next and fact.base == before.versions[before.current].model
 
 
@@ -290,7 +290,10 @@ def a_round_completes_with_its_verdict(change: Change, fact: f.RoundCompleted) -
 
 
 def a_federation_finishes_in_time(change: Change, fact: f.FederationFinished) -> bool:
-    """The federation finishes with its last round, or when the lead stops it."""
+    """The federation finishes with its last round, when the lead stops it, or when nothing is
+    left to pay with."""
+    if isinstance(change.item, i.Denied):
+        return change.item.frees_ms is None and fact.reason is f.Finish.BUDGET_SPENT
     if isinstance(change.item, i.Stop):
         return change.before.round is None and fact.reason is f.Finish.STOPPED
     is_last = change.was.number >= change.terms.rounds

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from consortium.core.account_facts import Cost
 from consortium.core.facts import Outcome
 from consortium.core.ids import Seat
-from consortium.core.terms import Close, Comparison, Condition, Metric, Terms
+from consortium.core.terms import Budget, Close, Comparison, Condition, Metric, Terms
 from consortium.testing.alphabet import READY, SEEDS, Alphabet
 
 _ONE, _TWO, _THREE, _FOUR = (Seat(number) for number in (1, 2, 3, 4))
@@ -146,7 +147,57 @@ FRESH = Small(
     Alphabet(sites=2, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
 )
 
-ALL = (TRAINING, SELECTION, EVALUATION, QUORUM, UNANIMOUS, SCREENED, ROUNDS, BUFFERED, FRESH)
+# Every round costs something: what its sum tells, or what two sites tell that one must be ready.
+_COSTS = (Cost(7.0, 1, 1.0),)
+CENTRAL = Budget("heart", "site", _COSTS, is_spent_at_sites=False)
+PAID = Small(
+    "paid",
+    replace(
+        UNEVALUATED, rounds=2, quorum=1, wait_for=1, target=1, max_extensions=0, budget=CENTRAL
+    ),
+    Alphabet(
+        sites=1, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_led=True, is_replanned=True
+    ),
+)
+PAID_AT_SITES = Small(
+    "paid at sites",
+    replace(
+        PAID.terms,
+        rounds=1,
+        wait_for=2,
+        target=2,
+        budget=replace(CENTRAL, is_spent_at_sites=True),
+    ),
+    Alphabet(
+        sites=2,
+        leaving=(_ONE,),
+        reporting=(_TWO,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED,),
+        is_led=True,
+    ),
+)
+# One site trains on while the next round, which it was not invited to, is not paid for yet.
+PAID_BUFFERED = Small(
+    "paid, buffered",
+    replace(_BUFFER, budget=PAID_AT_SITES.terms.budget),
+    Alphabet(sites=2, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
+)
+
+ALL = (
+    TRAINING,
+    SELECTION,
+    EVALUATION,
+    QUORUM,
+    UNANIMOUS,
+    SCREENED,
+    ROUNDS,
+    BUFFERED,
+    FRESH,
+    PAID,
+    PAID_AT_SITES,
+    PAID_BUFFERED,
+)
 
 # Short ways to the end of a round: planted bugs of the later steps show here soonest.
 SHORT = Small(

@@ -43,5 +43,9 @@ def _done(duty: d.Duty) -> i.Input | None:
             return i.Verdict(duty.round, duty.model, f.Outcome.ACCEPTED, START_MS)
         case d.Release():
             return i.Released(duty.round, duty.model, START_MS)
+        case d.Reserve():
+            return i.Granted(duty.round, START_MS + duty.round, START_MS)
+        case d.Settle():
+            return i.AccountTold(duty.round, START_MS)
         case d.Check():
             return None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consortium.testing import bugs_after_closing, bugs_before_closing, bugs_without_barrier
+from consortium.testing import (
+    bugs_after_closing,
+    bugs_before_closing,
+    bugs_of_paying,
+    bugs_without_barrier,
+)
 from consortium.testing.patches import Bug, planted
 from consortium.testing.walk import explore
 
@@ -12,6 +17,7 @@ BUGS: tuple[Bug, ...] = (
     *bugs_before_closing.BUGS,
     *bugs_after_closing.BUGS,
     *bugs_without_barrier.BUGS,
+    *bugs_of_paying.BUGS,
 )
 
 

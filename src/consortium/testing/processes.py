@@ -138,6 +138,7 @@ class Shape:
     buffer: int = 0  # 0: rounds wait for their sites
     max_staleness: int = 20
     slow: Mapping[str, float] = field(default_factory=dict)  # seconds of training, by site
+    more: str = ""  # further sections of the plan
 
     @property
     def name(self) -> str:
@@ -152,7 +153,7 @@ class Shape:
         plan = PLAN.format(wait_for=wait_for, selection=selection, **values)
         if self.buffer:
             plan += ASYNCHRONOUS.format(buffer=self.buffer, max_staleness=self.max_staleness)
-        (folder / "consortium.toml").write_text(plan)
+        (folder / "consortium.toml").write_text(f"{plan}\n{self.more}")
         (folder / "sample.txt").write_text("0")
         run(["lock", "consortium.toml", "--seed", "1", "--sample", "sample.txt"], folder)
 

@@ -26,7 +26,7 @@ from consortium.errors import (
 )
 from consortium.testing.transitions import awaited_until_ms
 
-Reply = Refusal | None
+Reply = Refusal | Exception | None
 # Each rule takes the one kind of input that its table lists it under.
 HeardRule = Callable[[Federation, Any], bool]
 ReplyRule = Callable[[Federation, Any, Reply], bool]
@@ -188,7 +188,9 @@ def due_rounds_open(state: Federation, item: i.Tick) -> bool:
         return True
     is_idle = state.is_held or state.finished is not None
     has_sites = len(eligible(state.roster, state.terms, item.now_ms)) >= state.terms.wait_for
-    return is_idle or not has_sites or item.now_ms < state.next_due_ms
+    is_asked = state.asked > 0  # then the account has the word
+    due_ms = max(state.next_due_ms, state.frees_ms)
+    return is_idle or is_asked or not has_sites or item.now_ms < due_ms
 
 
 def cancelling_is_heard(state: Federation, item: i.CancelRound, reply: Reply) -> bool:

@@ -200,7 +200,7 @@ def a_completed_round_published_what_was_accepted(state: Federation) -> bool:
 
 def an_open_round_owes_its_step(state: Federation) -> bool:
     """What is owed is the work of the round's step, no more and no less."""
-    duties, present, terms = owed(state), state.round, _terms(state)
+    duties, present, terms = _work(state), state.round, _terms(state)
     if present is None:
         return state.finished is None or not duties
     kinds = [type(duty) for duty in duties]
@@ -217,6 +217,11 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
         first = duties[0] if duties else None
         return isinstance(first, d.Judge) and first.evaluations == present.evaluation_count
     return kinds == [_DUTY_OF[present.step]]
+
+
+def _work(state: Federation) -> tuple[d.Duty, ...]:
+    """What is owed, but for news to accounts: those are owed in any step."""
+    return tuple(duty for duty in owed(state) if not isinstance(duty, d.Settle))
 
 
 def _trained_from(known: Round, seat: Seat) -> Digest:
@@ -258,7 +263,7 @@ def every_member_is_screened_once(state: Federation) -> bool:
     present = state.round
     if present is None or present.step is not Step.SCREENING:
         return True
-    (duty,) = owed(state)
+    (duty,) = _work(state)
     ranked = sorted((rank, seat) for seat, rank in present.invited.items())
     expected = [(s, rank, present.submitted[s]) for rank, s in ranked if s in present.members]
     return isinstance(duty, d.Screen) and (duty.count, list(duty.updates)) == (

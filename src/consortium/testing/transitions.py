@@ -315,22 +315,40 @@ _NEXT_STATUS: dict[Status, tuple[Status, ...]] = {
 }
 
 _ENDS = (f.RoundFailed, f.FederationFinished)
-_SETTLES = (f.UpdateExcluded, f.RoundClosed, f.BackupsInvited, f.DeadlineExtended, *_ENDS)
+_SETTLES = (
+    f.UpdateExcluded,
+    f.RoundClosed,
+    f.BudgetCharged,
+    f.BackupsInvited,
+    f.DeadlineExtended,
+    *_ENDS,
+)
 _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
-    i.OpenRound: (f.RoundOpened, f.InvitationsKept),
+    i.OpenRound: (f.RoundOpened, f.InvitationsKept, f.BudgetAsked),
+    i.Granted: (f.BudgetReserved, f.RoundOpened, f.InvitationsKept),
+    i.Denied: (f.BudgetRefused, f.FederationFinished),
+    i.AccountTold: (f.BudgetSettled,),
     i.CancelRound: _ENDS,
+    i.AdoptPlan: (f.PlanAdopted, f.BudgetAdopted),
     i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_SETTLES),
     i.RollBack: (f.RolledBack,),
     i.InstallModel: (f.ModelInstalled,),
     i.Hold: (f.FederationHeld,),
     i.Resume: (f.FederationResumed,),
     i.Stop: (f.FederationFinished,),
-    i.Report: (f.SiteReported, f.SitesInvited, *_ENDS),
+    i.Report: (f.SiteReported, f.SitesInvited, f.BudgetCharged, *_ENDS),
     i.Submit: (f.UpdateReceived,),
     i.Fail: (f.SiteDropped, f.EvaluationClosed, *_SETTLES),
     i.Score: (f.Evaluated, f.EvaluationClosed),
-    i.Tick: (f.RoundOpened, f.InvitationsKept, f.SitesInvited, f.EvaluationClosed, *_SETTLES),
-    i.Drawn: (f.SelectionStarted, f.SitesInvited),
+    i.Tick: (
+        f.RoundOpened,
+        f.InvitationsKept,
+        f.BudgetAsked,
+        f.SitesInvited,
+        f.EvaluationClosed,
+        *_SETTLES,
+    ),
+    i.Drawn: (f.SelectionStarted, f.SitesInvited, f.BudgetCharged),
     i.Checked: (f.UpdateAccepted, f.UpdateRejected, *_SETTLES),
     i.Screened: (f.UpdateExcluded, f.UpdatesScreened, *_ENDS),
     i.Summed: (f.Aggregated, f.EvaluationClosed),

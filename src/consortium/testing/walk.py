@@ -22,13 +22,19 @@ from consortium.core.legal import is_legal
 from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
-from consortium.errors import Refusal
+from consortium.errors import Refusal, RestoredBackupError
 from consortium.testing.alphabet import Alphabet, Moment, founding, inputs
 from consortium.testing.causes import FACT_RULES
 from consortium.testing.fingerprint import fingerprint
 from consortium.testing.liveness import MAX_STEPS, next_facts
 from consortium.testing.replies import HEARD_RULES, REPLY_RULES
 from consortium.testing.rules import STATE_RULES
+from consortium.testing.rules_of_paying import (
+    PAYING_CHANGE_RULES,
+    PAYING_FACT_RULES,
+    PAYING_REPLY_RULES,
+    PAYING_STATE_RULES,
+)
 from consortium.testing.transitions import CHANGE_RULES, Change
 
 Facts = tuple[f.Fact, ...]
@@ -73,6 +79,8 @@ def explore(terms: Terms, alphabet: Alphabet | None = None) -> Exploration:
 # ---- the walk -----------------------------------------------------------------------
 
 
+# An account that has forgotten is no reason that a caller could mend: see `budget.granted`.
+_REFUSALS = (Refusal, RestoredBackupError)
 _PURE = "A decision leaves the state as it was."
 
 
@@ -152,7 +160,7 @@ class _Walk:
         self._edges += 1
         try:
             facts = decide(state, item)
-        except Refusal as refusal:
+        except _REFUSALS as refusal:
             self._refusals += 1
             self._check_reply(state, item, refusal)
             return
@@ -170,20 +178,22 @@ class _Walk:
             raise _BrokenError("facts_are_legal", f"A verifier would refuse {illegal}.")
         self._enter(after, found, _Node(self._here, item, facts))
 
-    def _check_reply(self, state: Federation, item: i.Input, reply: Refusal | None) -> None:
+    def _check_reply(self, state: Federation, item: i.Input, reply: Exception | None) -> None:
         for heard_rule in HEARD_RULES.get(type(item), ()):
             if not heard_rule(state, item):
                 _break(heard_rule)
-        for reply_rule in REPLY_RULES.get(type(item), ()):
+        paying = PAYING_REPLY_RULES.get(type(item), ())
+        for reply_rule in (*REPLY_RULES.get(type(item), ()), *paying):
             if not reply_rule(state, item, reply):
                 _break(reply_rule)
 
     def _check_change(self, change: Change) -> None:
         for fact in change.facts:
-            for fact_rule in FACT_RULES.get(type(fact), ()):
+            paying = PAYING_FACT_RULES.get(type(fact), ())
+            for fact_rule in (*FACT_RULES.get(type(fact), ()), *paying):
                 if not fact_rule(change, fact):
                     _break(fact_rule)
-        for change_rule in CHANGE_RULES:
+        for change_rule in (*CHANGE_RULES, *PAYING_CHANGE_RULES):
             if not change_rule(change):
                 _break(change_rule)
         _check_state(change.after)
@@ -225,7 +235,7 @@ class _Walk:
         for item in items:
             self._item, self._facts = item, ()
             state = replay(self._log(self._here))
-            with suppress(Refusal):
+            with suppress(*_REFUSALS):
                 decide(state, item)
             if fingerprint(state) != before:
                 break
@@ -264,7 +274,7 @@ def _recorded(state: Federation, facts: Facts) -> tuple[Federation, f.Fact | Non
 
 
 def _check_state(state: Federation) -> None:
-    for rule in STATE_RULES:
+    for rule in (*STATE_RULES, *PAYING_STATE_RULES):
         if not rule(state):
             _break(rule)
 
@@ -273,7 +283,7 @@ def _check_again(change: Change) -> None:
     """The same input again, now that its facts are recorded, changes nothing."""
     try:
         facts = decide(change.after, change.item)
-    except Refusal:
+    except _REFUSALS:
         return
     if facts:
         raise _BrokenError("the_same_again_changes_nothing", _check_again.__doc__ or "")

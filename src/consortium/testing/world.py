@@ -3,6 +3,7 @@
     python -m consortium.testing.world --seeds 2000          many worlds, each by its seed
     python -m consortium.testing.world --seed 1234 --trace   one of them, event by event
     python -m consortium.testing.world --planted             whether planted bugs are found
+    python -m consortium.testing.world --seeds 1000 --budgets    every round costs something
 
 Two coordinators share one log; sites talk to either over a network that loses, doubles,
 delays and reorders; processes die at any write; disks fill up, clocks jump, a site lies, an
@@ -32,7 +33,8 @@ from consortium.core.federation import owed
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.roster import eligible
 from consortium.core.state import Federation
-from consortium.core.terms import MINUTE_MS, SECOND_MS, Terms
+from consortium.core.terms import HOUR_MS, MINUTE_MS, SECOND_MS, Terms
+from consortium.drive.accounts import Accounts, stream_of
 from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
 from consortium.drive.hands import CoordinatorHands
@@ -43,9 +45,12 @@ from consortium.store.ports import Blobs
 from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer, Keyring
 from consortium.testing.world_faults import Crash, Durable, Faults
 from consortium.testing.world_hostile import HostileSite
+from consortium.testing.world_money import Money
 from consortium.testing.world_network import START_MS, Calendar, Event, Network
 from consortium.testing.world_pace import Pace
 from consortium.testing.world_past import Violation
+from consortium.testing.world_paying import AccountLog, Leaps, Neighbour, paying_hands, stress_of
+from consortium.testing.world_purse import ACCOUNT, Purse, draw_purse, plan_digest, price
 from consortium.testing.world_rules import Watch
 from consortium.testing.world_setting import (
     READY,
@@ -95,7 +100,8 @@ class World:
     `make_hands` makes the hands of a coordinator, and `combine` says by the plain formula
     what they should make of a model and the members' (step, weight): the rule about sums
     compares the two. Sites send a one-hot step, so that a sum shows who is in it. Of the
-    seeds, some have no barrier; `is_buffered` says so for all of them, or for none.
+    seeds, some have no barrier; `is_buffered` says so for all of them, or for none. With
+    `has_budgets`, rounds are paid for; the hands are then those of `world_paying`.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class World:
         make_hands: MakeHands | None = None,
         combine: Combine = weighted_mean,
         is_buffered: bool | None = None,
+        has_budgets: bool = False,
     ) -> None:
         self.seed, self.rng = seed, Random(seed)
         self.setting = draw_setting(self.rng, terms, sites)
@@ -114,6 +121,9 @@ class World:
         die = Random(f"{seed} without a barrier")
         if terms is None and (die.random() < _BUFFERED if is_buffered is None else is_buffered):
             self.setting = without_a_barrier(self.setting, die)
+        self.purse: Purse | None = None
+        if has_budgets:
+            self.setting, self.purse = draw_purse(self.setting, Random(f"{seed} with budgets"))
         self.combine = combine
         self.calendar = Calendar()
         self.lines: list[str] = []  # the trace
@@ -123,6 +133,8 @@ class World:
         self._network = Network(self.calendar, self.faults)
         self.log, self.blobs, self.keyring = Durable(), MemoryBlobs(), Keyring(seed)
         self.watch = Watch(self)
+        self.money = Money(self) if self.purse else None
+        self.neighbour: Neighbour | None = None
         self.recorded: list[Request] = []
         self.steps = 0
         self.is_over = False
@@ -137,18 +149,28 @@ class World:
             self.layout, StrategySection(), blobs, clock, lambda number: self.rng.randbytes(32)
         )
 
+    def hands_of(self, player: CoordinatorPlayer) -> Hands:
+        if self.purse is not None:
+            return paying_hands(self, player)
+        return self.make_hands(player.blobs, player.clock)
+
     def _set_up(self) -> None:
         """Found the federation, without faults; then everybody begins."""
         self.faults.is_quiet = True
         first, second = self.coordinators
         first.start()
-        task, plan = (Digest(sha256(word).digest()) for word in (b"task", b"plan"))
+        task, plan = Digest(sha256(b"task").digest()), plan_digest(0)
         model = self.blobs.put(save_model(self.layout, np.zeros(self.layout.size)))
         now_ms = self.now_ms
+        if self.purse is not None:
+            accounts = Accounts(AccountLog(self, first), first.clock, price)
+            accounts.open(self.purse.budgets[0], self.purse.limits)
         first.take(i.AdoptPlan(plan, task, self.layout.digest, self.setting.terms, now_ms))
         first.take(i.InstallModel(model, now_ms))
         for number in range(1, self.setting.sites + 1):
             self._admit(Seat(number), first, p.Approve(task, plan, now_ms))
+        if self.purse is not None:
+            self._set_up_paying(self.purse, p.Approve(task, plan_digest(1), now_ms))
         second.start()
         self.faults.is_quiet = False
         for player in self.coordinators:
@@ -156,6 +178,18 @@ class World:
         for site in self.sites:
             self.later(site, self.rng.randrange(MINUTE_MS), self.pace.waking(site))
         self.trouble.begin()
+
+    def _set_up_paying(self, purse: Purse, approval: p.Approve) -> None:
+        """Sites open their own accounts and approve of the other plan too; others begin."""
+        for site in self.honest:
+            site.feed(approval)
+            if site.account is not None:
+                site.account.open()
+        if purse.has_neighbour:
+            self.neighbour = Neighbour(self)
+            self.neighbour.begin()
+        if purse.is_leaping:
+            Leaps(self).begin()
 
     def _admit(self, seat: Seat, first: CoordinatorPlayer, approval: p.Approve) -> None:
         is_hostile = self.setting.has_hostile and seat == self.setting.sites
@@ -178,6 +212,30 @@ class World:
     def records(self) -> list[bytes]:
         return self.log.records(STREAM)
 
+    def account(self) -> list[bytes]:
+        """The facts of the account that rounds are paid from."""
+        return self.log.records(stream_of(ACCOUNT))
+
+    @property
+    def denominator(self) -> float:
+        """What a noised sum is divided by."""
+        return float(self.setting.sites)
+
+    def weight(self, seat: Seat) -> float:
+        """How much a seat's update weighs: under noise, one."""
+        return 1.0 if self.purse is not None and self.purse.is_central else float(seat)
+
+    def sums(
+        self, number: int, base: Vector, steps: Sequence[tuple[Vector, float]]
+    ) -> list[Vector]:
+        """What a round may make of its members' steps: one model, or one for each noise."""
+        if self.money is not None and self.purse is not None and self.purse.is_central:
+            return self.money.noised(number, base, steps)
+        return [self.combine(base, steps)]
+
+    def stress(self, records: Sequence[bytes]) -> tuple[str, float]:
+        return ("commit", 1.0) if self.purse is None else stress_of(records)
+
     def is_honest(self, seat: Seat) -> bool:
         return self.sites[seat - 1].is_honest
 
@@ -195,6 +253,9 @@ class World:
         assert isinstance(node, CoordinatorPlayer)
         if stream == STREAM:
             self.watch.appended(node, records)
+        elif stream == stream_of(ACCOUNT):
+            assert self.money is not None
+            self.money.appended(records)
         else:
             self.watch.kept(records)
 
@@ -284,6 +345,11 @@ class World:
         self.faults.is_quiet = True
         for node in (*self.coordinators, *self.sites):
             node.clock.offset_ms = 0
+        if self.neighbour is not None:
+            self.neighbour.rest()
+        for site in self.honest:
+            if site.account is not None:
+                site.account.put_back_newest()
         for player in self.coordinators:
             player.is_paused = False
             self._restart(player)
@@ -299,7 +365,10 @@ class World:
 
     def _is_settled(self) -> bool:
         truth = self.watch.past.state
-        if truth.round is not None or (owed(truth) and self._can_open(truth)):
+        if truth.round is not None or truth.unsettled:
+            return False
+        is_far = truth.frees_ms > self.now_ms + HOUR_MS  # the budget makes all wait
+        if owed(truth) and not is_far and self._can_open(truth):
             return False
         return all(p.owed(site.state) is None for site in self.honest)
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consortium.testing import world_bugs_buffer, world_bugs_protocol, world_bugs_stores
+from consortium.testing import (
+    world_bugs_budget,
+    world_bugs_buffer,
+    world_bugs_protocol,
+    world_bugs_stores,
+)
 from consortium.testing.patches import Plant
 
 
@@ -20,10 +25,12 @@ class Bug:
     name: str
     plant: Plant
     is_buffered: bool | None = None  # True: only federations without a barrier have it
+    has_budgets: bool = False  # only where rounds cost something
 
 
 BUGS = (
     *(Bug(name, plant) for name, plant in world_bugs_stores.PLANTS),
     *(Bug(name, plant) for name, plant in world_bugs_protocol.PLANTS),
     *(Bug(name, plant, is_buffered=True) for name, plant in world_bugs_buffer.PLANTS),
+    *(Bug(name, plant, has_budgets=True) for name, plant in world_bugs_budget.PLANTS),
 )

@@ -75,9 +75,9 @@ class Totals:
                 self.first = result
 
 
-def run_seed(seed: int, is_buffered: bool | None = None) -> Result:
+def run_seed(seed: int, is_buffered: bool | None = None, has_budgets: bool = False) -> Result:
     """One world from its beginning to its end, or to the first broken rule."""
-    return run_world(World(seed, is_buffered=is_buffered))
+    return run_world(World(seed, is_buffered=is_buffered, has_budgets=has_budgets))
 
 
 def run_world(world: World) -> Result:
@@ -110,7 +110,7 @@ def hunt(number: int, first: int = 0) -> Catch:
     bug = BUGS[number]
     with planted(bug):
         for seed in range(first, first + MAX_HUNT):
-            result = run_seed(seed, bug.is_buffered)
+            result = run_seed(seed, bug.is_buffered, bug.has_budgets)
             if result.rule:
                 return Catch(bug.name, seed - first + 1, result.rule, result.message)
     return Catch(bug.name, 0, "", "")
@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", action="store_true", help="with --seed: every event")
     help_text = "every federation without a barrier; without it, some"
     parser.add_argument("--asynchronous", action="store_true", help=help_text)
+    parser.add_argument("--budgets", action="store_true", help="every round costs something")
     parser.add_argument("--planted", action="store_true", help="find the planted bugs instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -146,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _one(options: argparse.Namespace) -> int:
     seed = options.seed
-    world = World(seed, is_buffered=options.asynchronous or None)
+    is_buffered = options.asynchronous or None
+    world = World(seed, is_buffered=is_buffered, has_budgets=options.budgets)
     result = run_world(world)
     if options.trace:
         print(f"{world.setting}\n" + "\n".join(world.lines))
@@ -162,18 +164,25 @@ def _campaign(options: argparse.Namespace) -> int:
     totals, began = Totals(), time.perf_counter()
     seeds = range(options.first, options.first + options.seeds)
     with _workers(options.workers) as spread:
-        run = partial(run_seed, is_buffered=options.asynchronous or None)
+        is_buffered = options.asynchronous or None
+        run = partial(run_seed, is_buffered=is_buffered, has_budgets=options.budgets)
         for result in _shown(spread(run, seeds), options.seeds, "worlds"):
             totals.add(result)
     seconds = time.perf_counter() - began
     if options.json:
         print(json.dumps({**asdict(totals), "seconds": round(seconds, 1)}, indent=2))
     else:
-        print("\n".join(_summary(totals, seconds, is_buffered=options.asynchronous)))
+        print("\n".join(_summary(totals, seconds, _mode(options))))
     return 1 if totals.violations else 0
 
 
-def _summary(totals: Totals, seconds: float, *, is_buffered: bool) -> Iterator[str]:
+def _mode(options: argparse.Namespace) -> str:
+    """What is needed to replay a seed, beside the seed."""
+    chosen = ((" --asynchronous", options.asynchronous), (" --budgets", options.budgets))
+    return "".join(word for word, is_on in chosen if is_on)
+
+
+def _summary(totals: Totals, seconds: float, mode: str) -> Iterator[str]:
     for kind, count in sorted(totals.faults.items(), key=lambda pair: (-pair[1], pair[0])):
         yield f"{count:9,}  {kind}"
     yield f"{sum(totals.faults.values()):9,}  faults in all"
@@ -182,7 +191,6 @@ def _summary(totals: Totals, seconds: float, *, is_buffered: bool) -> Iterator[s
     yield f"violations: {totals.violations}"
     if totals.first is not None:
         yield f"first: seed {totals.first.seed} broke {totals.first.rule}: {totals.first.message}"
-        mode = " --asynchronous" if is_buffered else ""
         replay = f"--seed {totals.first.seed}{mode} --trace"
         yield f"replay: python -m consortium.testing.world {replay}"
 

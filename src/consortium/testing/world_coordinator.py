@@ -83,10 +83,14 @@ class RacingHands:
         self._hands, self._player = hands, player
 
     def perform(self, duty: d.Duty) -> i.Input:
-        done = self._hands.perform(duty)
         world = self._player.world
+        if isinstance(duty, d.Reserve):
+            world.trouble.oversleep(self._player)
+        done = self._hands.perform(duty)
         if isinstance(duty, d.Aggregate) and world.faults.chance(3 * RACE):
             world.pace.dismiss_a_member(self._player)
+        if isinstance(duty, d.Reserve) and world.faults.chance(RACE):
+            world.trouble.change_plans(self._player)
         world.meanwhile(self._player)
         return done
 
@@ -114,8 +118,7 @@ class CoordinatorPlayer:
         directory = MemoryDirectory(self.log, world.keyring)
         self.awake_ms = self.clock.now_ms()
         self.running = Coordinator(directory, STREAM, self.clock)
-        hands = world.make_hands(self.blobs, self.clock)
-        self.hands = RacingHands(hands, self)
+        self.hands = RacingHands(world.hands_of(self), self)
 
     def crash(self) -> None:
         self.running, self.hands, self.is_paused = None, None, False
@@ -236,6 +239,9 @@ class CoordinatorPlayer:
         try:
             facts = self.coordinator().work(self.hands)
         except StoreError:
+            return False
+        except Refusal as refusal:  # whoever is behind asks an account for what is over
+            self.world.watch.is_behind(self, refusal)
             return False
         if driver.position == before:
             self.world.watch.rests(self)

@@ -91,6 +91,10 @@ class Scene(Protocol):
 
     faults: Faults
 
+    def stress(self, records: Sequence[bytes]) -> tuple[str, float]:
+        """What a commit of these is called, and how much likelier faults are around it."""
+        ...
+
     def meanwhile(self, node: object) -> None:
         """Perhaps let the other coordinator do something now."""
         ...
@@ -108,18 +112,22 @@ class FaultyLog:
 
     def append(self, stream: str, expected: int, records: Sequence[bytes]) -> int:
         faults = self._scene.faults
+        what, stress = self.stress(records)
         self._scene.meanwhile(self._node)
         faults.check_disk()
-        if faults.strikes("coordinator crash inside a commit", CRASH_INSIDE):
+        if faults.strikes(f"coordinator crash inside a {what}", CRASH_INSIDE * stress):
             raise Crash(self._node)
-        if faults.strikes("unknown commit, not written", UNKNOWN_NOT_WRITTEN):
+        if faults.strikes(f"unknown {what}, not written", UNKNOWN_NOT_WRITTEN * stress):
             raise StoreFailedError("the disk did not answer")
         length = self.write(stream, expected, records)
-        if faults.strikes("coordinator crash after a commit", CRASH_AFTER):
+        if faults.strikes(f"coordinator crash after a {what}", CRASH_AFTER * stress):
             raise Crash(self._node)
-        if faults.strikes("unknown commit, written", UNKNOWN_WRITTEN):
+        if faults.strikes(f"unknown {what}, written", UNKNOWN_WRITTEN * stress):
             raise StoreFailedError("the disk did not answer")
         return length
+
+    def stress(self, records: Sequence[bytes]) -> tuple[str, float]:
+        return self._scene.stress(records)
 
     def write(self, stream: str, expected: int, records: Sequence[bytes]) -> int:
         """The commit itself, as durable as it gets."""

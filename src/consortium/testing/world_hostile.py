@@ -86,7 +86,8 @@ class HostileSite:
 
     def _data(self, number: int, base: Digest, factor: float = 1.0, *, good: bool = True) -> bytes:
         step = self.world.one_hot(self.seat) * factor
-        return self._keep(save_update(Update(step, float(self.seat), base)), number, base, good)
+        data = save_update(Update(step, self.world.weight(self.seat), base))
+        return self._keep(data, number, base, good)
 
     def _keep(self, data: bytes, number: int, base: Digest, is_good: bool) -> bytes:
         self.world.watch.made_bytes(data, self.seat, number, base, is_good)

@@ -120,6 +120,19 @@ class Pace:
         else:
             node.order(order)
 
+    def interrupt(
+        self, node: CoordinatorPlayer, run: Callable[[CoordinatorPlayer], object]
+    ) -> None:
+        """The lead has an order in the middle of something: for the other coordinator, or for this
+        one if the other is away."""
+        other = self._other(node)
+        if self._is_racing:
+            return
+        if other.is_up:
+            self._race(lambda: run(other))
+        else:
+            run(node)
+
     def _other(self, node: object) -> CoordinatorPlayer:
         first, second = self._world.coordinators
         return second if node is first else first

@@ -89,6 +89,12 @@ class Watch:
         except Refusal:
             return None
 
+    def is_behind(self, player: CoordinatorPlayer, refusal: Refusal) -> None:
+        """What a coordinator did was refused: then it was not owed any more."""
+        driver = player.coordinator().driver
+        is_old = self.is_off or driver.position < len(self._world.records())
+        must(is_old, "I-R2", f"what is owed is refused: {refusal.message}")
+
     def rests(self, player: CoordinatorPlayer) -> None:
         """A coordinator that knows all had nothing to do: then nothing may be overdue."""
         driver = player.coordinator().driver
@@ -167,6 +173,8 @@ class Watch:
             number = self.past.invitations.counted_in.get((duty.round, site.seat), 0)
             is_candidate = self.past.candidates.get(number) == duty.model
             must(is_candidate, "I-R7", "a site is asked to evaluate what is not in the log")
+            if self._world.money is not None:
+                self._world.money.tells(number, duty.model)
         if reply.settled is not None:
             number, is_counted = reply.settled
             self._settled.append((number, site.seat, is_counted))
@@ -207,6 +215,8 @@ class Watch:
         may_differ = site.forgot_since is not None and work.round >= site.forgot_since
         is_one = len(site.sent[work.round]) == 1
         must(is_one or may_differ, "I-R3", f"seat {site.seat} sends a second update")
+        if site.account is not None and self._world.money is not None:
+            self._world.money.leaves(site, work.round)
 
     # ---- at the end -----------------------------------------------------------------
 
@@ -221,6 +231,8 @@ class Watch:
         for number, seat, is_counted in self._settled:
             is_true = self.past.invitations.is_counted(number, seat) is is_counted
             must(is_true, "I-R5", f"seat {seat} was told {is_counted} about round {number}")
+        if self._world.money is not None and not self._world.is_over:
+            self._world.money.finish()
         for site in self._world.honest:
             must(fold(site.records) == site.state, "I-R8", f"seat {site.seat} forgot something")
             for proof in site.proofs:

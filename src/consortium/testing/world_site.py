@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core.codec import decode, encode, site_kinds
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest, Seat
 from consortium.core.terms import MINUTE_MS, SECOND_MS
-from consortium.errors import Refusal, WitnessError, WrongRoundError
+from consortium.errors import Refusal, RestoredBackupError, WitnessError, WrongRoundError
 from consortium.ledger.merkle import EMPTY_ROOT
 from consortium.ledger.notary import origin_of
 from consortium.ledger.note import Checkpoint
@@ -28,6 +29,7 @@ from consortium.store.memory import MemoryBlobs
 from consortium.testing.world_coordinator import STREAM
 from consortium.testing.world_faults import SITE_CRASH, Crash, NodeClock
 from consortium.testing.world_setting import READY, REGION
+from consortium.testing.world_site_account import SiteAccount
 from consortium.testing.world_wire import About, Ask, Body, Failing, Reply, Request, Scores, Send
 
 if TYPE_CHECKING:
@@ -70,8 +72,10 @@ class SitePlayer:
         self.spool = MemoryBlobs()
         self.proofs: list[Proof] = []
         self.sent: dict[int, set[Digest]] = {}  # round → what ever left the site
-        # From this round on it may train again: an old backup of its log was put back.
+        # From this round on it may train again: an old backup of all that it has was put back.
         self.forgot_since: int | None = None
+        limits = world.purse.site_limits if world.purse else ()
+        self.account = SiteAccount(self, limits[seat - 1]) if limits else None
         self.life = 0  # processes so far
         self.alarm: str = ""
         self._begin()
@@ -90,21 +94,29 @@ class SitePlayer:
         """Everything but the log, the spool and the kept proofs is gone."""
         self._begin()
 
-    def restore(self, length: int) -> None:
-        """An old backup of the site's log is put back."""
+    def restore(self, length: int, *, with_account: bool = True) -> None:
+        """An old backup of the site's log is put back; of its account too, if it has one."""
         del self.records[length:]
         self._begin()
-        known = self.state.round
+        if self.account is not None and not with_account:
+            return  # the account knows what was spent
+        known, money = self.state.round, self.world.money
         self.forgot_since = known if self.forgot_since is None else min(self.forgot_since, known)
+        if self.account is not None and money is not None:
+            money.forgets(self, self.account.forget(self.state.account_position))
+
+    @property
+    def has_old_account(self) -> bool:
+        return self.account is not None and self.account.is_old
 
     # ---- persist, then act ----------------------------------------------------------
 
     def feed(self, item: p.SiteInput) -> p.SiteFacts:
         facts = p.decide(self.state, item)
         if facts:
-            self._may_crash("before its own commit")
+            self.may_crash("before its own commit")
             self.persist(facts)
-            self._may_crash("after its own commit")
+            self.may_crash("after its own commit")
             for fact in facts:
                 p.evolve(self.state, fact)
             self._pause_ms = _POLL_MS
@@ -114,8 +126,8 @@ class SitePlayer:
     def persist(self, facts: p.SiteFacts) -> None:
         self.records += [encode(fact) for fact in facts]
 
-    def _may_crash(self, where: str) -> None:
-        if self.world.faults.strikes(f"site crash {where}", SITE_CRASH):
+    def may_crash(self, where: str, stress: float = 1.0) -> None:
+        if self.world.faults.strikes(f"site crash {where}", SITE_CRASH * stress):
             raise Crash(self)
 
     # ---- what it does by itself -----------------------------------------------------
@@ -127,15 +139,22 @@ class SitePlayer:
             return _LAZY_MS
         if self._waiting and now_ms - self._waiting.sent_ms < _PATIENCE_MS:
             return _POLL_MS
-        self._act()
+        try:
+            self._act()
+        except RestoredBackupError:
+            self.world.trace(f"site {self.seat}: refuses to spend by an old account")
         self._pause_ms = min(2 * self._pause_ms, _LAZY_MS)
         return rng.randrange(self._pause_ms // 2, self._pause_ms)
 
     def _act(self) -> None:
+        if self.account is not None:
+            self.account.settle()
         work = p.owed(self.state)
         match work:
             case p.TrainHere():
-                self._train(work)
+                if not self._train(work):
+                    self._act()
+                    return
                 self.send(self._question())  # the deadline may have moved
             case p.EvaluateHere():
                 self._evaluate(work)
@@ -167,13 +186,24 @@ class SitePlayer:
         is_ready = self.world.faults.is_quiet or self.world.rng.random() < 0.85
         return ((READY, is_ready), (REGION, "north" if self.seat % 2 else "south"))
 
-    def _train(self, work: p.TrainHere) -> None:
+    def _train(self, work: p.TrainHere) -> bool:
+        """Begin, unless that was done; whether it can be paid for."""
         if self._training == work.round:
-            return
+            return True
+        if self.account is not None and not self.account.hold(work.round):
+            return False
         self._training = work.round
         minutes = 0.3 if self.world.faults.is_quiet else self.world.rng.choice((0.3, 0.3, 1, 3, 9))
         life = self.life
-        self.world.later(self, round(minutes * MINUTE_MS), lambda: self._trained(work, life))
+        self.world.later(self, round(minutes * MINUTE_MS), lambda: self._end_training(work, life))
+        return True
+
+    def _end_training(self, work: p.TrainHere, life: int) -> None:
+        try:
+            self._trained(work, life)
+        except RestoredBackupError:
+            self.world.trace(f"site {self.seat}: refuses to spend by an old account")
+            self._training = -1  # once the newest is back, it trains again
 
     def _trained(self, work: p.TrainHere, life: int) -> None:
         """Training is not deterministic: done again, it gives another update."""
@@ -184,12 +214,19 @@ class SitePlayer:
             self.feed(p.Broke(work.round, Failure.TRAINING, now_ms))
             return
         step = self.world.one_hot(self.seat)
-        data = save_update(Update(step, float(self.seat), work.base))
+        data = save_update(Update(step, self.world.weight(self.seat), work.base))
         update = self.spool.put(data)
         self.world.watch.made(update, self.seat, work.round, work.base)
-        self._may_crash("before the spool is named")
-        self.feed(p.Trained(work.round, update, None, len(data), now_ms))
+        self.may_crash("before the spool is named")
+        self.spool_paid(p.Trained(work.round, update, None, len(data), now_ms))
         self._act()
+
+    def spool_paid(self, item: p.Trained) -> None:
+        """What was made may leave from here on; where it costs something, it was spent before."""
+        if self.account is not None:
+            self.account.check()
+            self.account.pay(item.round)
+        self.feed(item)
 
     def _evaluate(self, work: p.EvaluateHere) -> None:
         rng, now_ms = self.world.rng, self.clock.now_ms()
@@ -233,11 +270,19 @@ class SitePlayer:
             self.feed(p.Settled(*reply.settled, self.clock.now_ms()))
         if reply.duty is not None:
             try:
-                news = self.feed(p.Asked(reply.duty, self.clock.now_ms()))
-            except Refusal:
+                if self._take_on(reply.duty):
+                    self._act()
+            except (Refusal, RestoredBackupError):
                 return
-            if news:
-                self._act()
+
+    def _take_on(self, duty: d.SiteDuty) -> p.SiteFacts:
+        """A round that the site's own budget does not pay for is declined."""
+        now_ms, is_new = self.clock.now_ms(), duty.round > self.state.round
+        if self.account is not None and isinstance(duty, d.Train) and is_new:
+            self.account.check()
+            if not self.account.can_pay(duty.plan):
+                return self.feed(p.Decline(duty, Failure.BUDGET, now_ms))
+        return self.feed(p.Asked(duty, now_ms))
 
     def witness(self, offer: Offer) -> None:
         root = self.state.seen_root or EMPTY_ROOT

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from consortium.core import inputs as i
-from consortium.core.facts import Departure
+from consortium.core.codec import decode
+from consortium.core.facts import BudgetReserved, Departure
 from consortium.core.ids import Seat
 from consortium.core.terms import DAY_MS, MINUTE_MS, SECOND_MS
 from consortium.drive.coordinate import checkpoints_of
+from consortium.errors import RestoredBackupError, StoreFailedError
 from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer
 from consortium.testing.world_faults import Crash
-from consortium.testing.world_past import Violation, root_of
+from consortium.testing.world_past import Violation, must, root_of
+from consortium.testing.world_purse import ACCOUNT, plan_digest
 from consortium.testing.world_site import SitePlayer
+from consortium.testing.world_site_account import SiteAccount
 from consortium.testing.world_wire import Ask
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 _PAUSE_MS = 90 * SECOND_MS  # between two troubles, at intensity one
 _MAX_DISMISSALS = 2
+_MAX_CHANGES = 2
+_OVERSLEPT = 0.3
 
 
 class Trouble:
@@ -30,6 +36,7 @@ class Trouble:
     def __init__(self, world: World) -> None:
         self._world, self._rng = world, world.rng
         self._dismissals = 0
+        self._changes = 0
         self._founding = 0  # facts before the first round
         self._kinds: tuple[tuple[str, Callable[[], bool]], ...] = (
             ("coordinator crash before a commit", self._crash_coordinator),
@@ -52,7 +59,11 @@ class Trouble:
             self._rotate,
             lambda player: player.order(i.OpenRound(player.clock.now_ms())),
             lambda player: player.order(i.Stop(player.clock.now_ms())),
+            *((self._replan,) * 4 if world.purse else ()),
         )
+        if world.purse:
+            more = (("old backup of an account", self._old_account),)
+            self._kinds += (*more, ("old backup of a site's log", self._restore_site))
 
     def begin(self) -> None:
         """Put the trouble of this world on its calendar."""
@@ -87,10 +98,19 @@ class Trouble:
         player = self._rng.choice(self._world.coordinators)
         if not player.is_up:
             return False
-        player.is_paused = True
-        delay_ms = self._rng.randrange(20 * SECOND_MS, 6 * MINUTE_MS)
-        self._world.later(self, delay_ms, lambda: setattr(player, "is_paused", False))
+        self.pause(player, self._rng.randrange(20 * SECOND_MS, 6 * MINUTE_MS))
         return True
+
+    def pause(self, player: CoordinatorPlayer, delay_ms: int) -> None:
+        """It goes on later, with old memory."""
+        player.is_paused = True
+        self._world.later(self, delay_ms, lambda: setattr(player, "is_paused", False))
+
+    def oversleep(self, player: CoordinatorPlayer) -> None:
+        """A coordinator is about to ask an account, and does so much later, if at all."""
+        if self._world.faults.strikes("coordinator paused before it asks an account", _OVERSLEPT):
+            self.pause(player, self._rng.randrange(2 * MINUTE_MS, 12 * MINUTE_MS))
+            raise StoreFailedError("nobody is there to ask")
 
     def _fill_disk(self) -> bool:
         """What it refuses is counted, not that it is full."""
@@ -120,10 +140,24 @@ class Trouble:
 
     def _restore_site(self) -> bool:
         site = self._rng.choice(self._world.honest)
-        if len(site.records) < 3 or self._rng.random() < 0.5:
+        if len(site.records) < 3 or self._rng.random() < 0.5 or site.has_old_account:
             return False
-        site.restore(self._rng.randrange(1, len(site.records)))
+        length = self._rng.randrange(1, len(site.records))
+        if site.account is None or self._rng.random() < 0.3:
+            site.restore(length)
+        elif self._rng.random() < 0.5:
+            site.restore(length, with_account=False)
+        else:
+            return self._restore_account(site, site.account)
         return True
+
+    def _restore_account(self, site: SitePlayer, account: SiteAccount) -> bool:
+        """An old copy of a site's own account, until somebody finds the newest."""
+        if account.put_back_old():
+            self._world.faults.happened("old backup of a site's account")
+            delay_ms = self._rng.randrange(2 * MINUTE_MS, 20 * MINUTE_MS)
+            self._world.later(site, delay_ms, account.put_back_newest)
+        return False
 
     # ---- the lead -------------------------------------------------------------------
 
@@ -161,6 +195,29 @@ class Trouble:
         player.rotate()
         return True
 
+    def _replan(self, player: CoordinatorPlayer) -> bool:
+        """A plan with more or less noise, and so at another price."""
+        purse, state = self._world.purse, self._world.watch.past.state
+        assert purse is not None and state.task is not None and state.layout is not None
+        number = int(state.plan == plan_digest(0))
+        terms = purse.terms(self._world.setting.terms, number)
+        now_ms = player.clock.now_ms()
+        task, layout = state.task, state.layout
+        return player.order(i.AdoptPlan(plan_digest(number), task, layout, terms, now_ms))
+
+    def change_plans(self, node: CoordinatorPlayer) -> None:
+        """The lead adopts another plan, or stops, while an account is being asked."""
+        if self._changes == _MAX_CHANGES:
+            return
+        self._changes += 1
+        is_last = self._rng.random() < 0.1
+
+        def change(player: CoordinatorPlayer) -> object:
+            stop = i.Stop(player.clock.now_ms())
+            return player.order(stop) if is_last else self._replan(player)
+
+        self._world.pace.interrupt(node, change)
+
     # ---- an old backup of the coordinators' log -------------------------------------
 
     def _old_backup(self) -> None:
@@ -172,7 +229,13 @@ class Trouble:
         world.faults.happened("old backup of the coordinators' log")
         notes = world.log.records(checkpoints_of(STREAM))
         true_log, true_notes = list(records), list(notes)
-        del records[rng.randrange(self._founding, len(records)) :]
+        account = world.account()
+        true_account = list(account)
+        length = rng.randrange(self._founding, len(records))
+        if world.money is not None:  # the backup was of both, at one time and between commits
+            length = max(one for one in world.watch.past.commits if one <= length)
+            del account[world.money.lengths[length] :]
+        del records[length:]
         notes[:] = [note for note in notes if int(note.split(b"\n")[1]) <= len(records)]
         world.trace(f"a backup of {len(records)} facts is in the place of {len(true_log)}")
         self._begin_again()
@@ -180,10 +243,43 @@ class Trouble:
         for _ in range(rng.choice((0, 0, 2, 5))):  # it goes on from there, another way
             self._world.coordinators[0].work()
         self._ask_around()
-        records[:], notes[:] = true_log, true_notes
+        records[:], notes[:], account[:] = true_log, true_notes, true_account
         world.watch.is_off = world.faults.is_quiet = False
         world.is_over = world.setting.backup == "kept"
         self._begin_again()
+
+    def _old_account(self) -> bool:
+        """The account alone is put back to before what the federation's log tells of it. Whoever
+        asks it to pay for a round must notice. Then all is as it was."""
+        world = self._world
+        truth, records, account = world.watch.past.state, world.records(), world.account()
+        newest = truth.newest_paid.get(ACCOUNT)
+        if newest is None or truth.round or truth.finished is not None or truth.is_held:
+            return False
+        assert world.money is not None
+        paid_at = world.money.book.entries[STREAM, newest].at
+        true_log, true_account = list(records), list(account)
+        del account[self._rng.randrange(2, paid_at + 1) :]
+        world.trace(f"a backup of the account, of {len(account)} facts, is in place")
+        self._begin_again()
+        world.watch.is_off = world.faults.is_quiet = True
+        player = world.coordinators[0]
+        has_noticed = any(self._is_refused(player) for _ in range(4))
+        new = [decode(record) for record in records[len(true_log) :]]
+        is_taken = any(isinstance(fact, BudgetReserved) for fact in new)
+        must(not is_taken, "I-P3", "a round is paid for by an account that has forgotten")
+        records[:], account[:] = true_log, true_account
+        world.watch.is_off = world.faults.is_quiet = False
+        self._begin_again()
+        return has_noticed
+
+    def _is_refused(self, player: CoordinatorPlayer) -> bool:
+        player.order(i.OpenRound(player.clock.now_ms()))
+        try:
+            player.work()
+        except RestoredBackupError:
+            return True
+        return False
 
     def _begin_again(self) -> None:
         self._world.calendar.hush()

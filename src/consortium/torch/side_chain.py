@@ -26,6 +26,7 @@ class ChainWay:
 
     chain: tuple[Layer, ...]
     outputs: Outputs  # as the loss takes them
+    starts_in_common: bool = True
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -60,19 +61,19 @@ class ChainPass:
         x = inputs
         for layer in self.layers:
             x = layer.forward(x, batch)
-        grad: Tensor | None = _loss_gradient(self.way.outputs, x, targets, batch)
-        first = self._first_trained(names)
+        grad: Tensor | None = loss_gradient(self.way.outputs, x, targets, batch)
+        first = self.first_trained(names)
         for at in range(len(self.layers) - 1, first - 1, -1):
             assert grad is not None
             grad = self.layers[at].backward(grad, batch, at > first)
 
-    def _first_trained(self, names: frozenset[str]) -> int:
+    def first_trained(self, names: frozenset[str]) -> int:
         """The first layer that learns: no gradient is needed before it."""
         learns = ({layer.weight, layer.bias} & names for layer in self.way.chain)
         return next(at for at, found in enumerate(learns) if found)
 
 
-def _loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+def loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
     """Of the mean over each site's own records; rows that do not count get zeros."""
     width = 1
     if kind is Outputs.CLASSES:

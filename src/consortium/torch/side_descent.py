@@ -18,6 +18,7 @@ from torch import Tensor
 from consortium.plan.values import TrainingSection
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # torch's defaults for Adam and AdamW
+_NARROW = 16  # columns
 _CLIP_EPS = 1e-6  # torch's, in clip_grad_norm_
 
 
@@ -28,9 +29,14 @@ def first(stacked: Tensor, k: int) -> Tensor:
 
 @dataclass(slots=True)
 class Slot:
-    """One parameter of all sites, and where its gradients go: into := beta into + alpha g."""
+    """One parameter of all sites, and where its gradients go: into := beta into + alpha g.
+
+    Before the first step all sites have the same value: it is there once, and only looks like
+    (sites, ...). The first plain step makes a value for each; who needs them before calls `own`.
+    """
 
     value: Tensor  # (sites, ...)
+    is_common: bool = False  # all sites share one memory
     into: Tensor | None = None  # None: it is not trained now
     beta: float = 0.0
     alpha: float = 1.0
@@ -39,14 +45,37 @@ class Slot:
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Take the gradient (k, a, b) = left (k, a, n) times right (k, n, b)."""
-        if self.into is not None:
-            into = first(self.into, left.shape[0])
-            into.baddbmm_(left, right, beta=self.beta, alpha=self.alpha)
+        if self.into is None:
+            return
+        k = left.shape[0]
+        if self.is_common and k == len(self.value):
+            self.value = torch.baddbmm(self.value, left, right, beta=self.beta, alpha=self.alpha)
+            self.into, self.is_common = self.value, False
+            return
+        self.own()
+        into = first(self.into, k)
+        if self.beta == 1.0 and right.shape[2] <= _NARROW < left.shape[1]:
+            # Products that are few columns wide are slow; the same ones on their side are not.
+            across = torch.bmm(right.transpose(1, 2), left.transpose(1, 2))
+            into.add_(across.transpose(1, 2), alpha=self.alpha)
+            return
+        into.baddbmm_(left, right, beta=self.beta, alpha=self.alpha)
+
+    def own(self) -> None:
+        """Give each site a value of its own."""
+        if self.is_common:
+            is_taken = self.into is self.value
+            self.value, self.is_common = (
+                self.value.clone(memory_format=torch.contiguous_format),
+                False,
+            )
+            self.into = self.value if is_taken else self.into
 
     def add(self, gradient: Tensor) -> None:
         """Take the gradient (k, ...)."""
         if self.into is None:
             return
+        self.own()
         into = first(self.into, gradient.shape[0])
         if self.beta != 1.0:
             into.mul_(self.beta)
@@ -56,6 +85,7 @@ class Slot:
         """Take gradients (n, width) of single rows: `rows` of the tables of `sites`."""
         if self.into is None:
             return
+        self.own()
         into = self.into[:k]
         if self.beta != 1.0:
             into.mul_(self.beta)
@@ -78,19 +108,29 @@ class Descent(Protocol):
 
 
 def begin_descent(
-    slots: Sequence[Slot], training: TrainingSection, lr: float, mu: float
+    slots: Sequence[Slot],
+    training: TrainingSection,
+    lr: float,
+    mu: float,
+    *,
+    is_collected: bool = False,
 ) -> Descent:
-    """A new optimiser over these slots, which are told where their gradients go."""
+    """A new optimiser over these slots, which are told where their gradients go. `is_collected`:
+    something is done with whole gradients before the step."""
+    is_collected = is_collected or training.grad_clip is not None
+    is_plain = training.optimizer == "sgd" and not is_collected
+    has_terms = any(slot.base is not None or slot.correction is not None for slot in slots)
+    if is_plain and not (training.momentum or training.weight_decay or has_terms):
+        for slot in slots:  # the product that gives the gradient takes the step as well
+            slot.into, slot.beta, slot.alpha = slot.value, 1.0, -lr
+        return _Taken()
+    for slot in slots:
+        slot.own()
     if training.optimizer != "sgd":
         return _Adam(slots, training, lr, mu)
-    if training.grad_clip is not None:
-        return _ClippedSgd(slots, training, lr, mu)
-    has_terms = any(slot.base is not None or slot.correction is not None for slot in slots)
-    if training.momentum or training.weight_decay or has_terms:
-        return _Sgd(slots, training, lr, mu)
-    for slot in slots:  # the product of matrices that gives the gradient takes the step as well
-        slot.into, slot.beta, slot.alpha = slot.value, 1.0, -lr
-    return _Taken()
+    if is_collected:
+        return _CollectedSgd(slots, training, lr, mu)
+    return _Sgd(slots, training, lr, mu)
 
 
 class _Taken:
@@ -145,7 +185,7 @@ class _Collected:
         return found
 
 
-class _ClippedSgd(_Collected):
+class _CollectedSgd(_Collected):
     def __init__(
         self, slots: Sequence[Slot], training: TrainingSection, lr: float, mu: float
     ) -> None:

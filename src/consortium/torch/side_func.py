@@ -34,6 +34,7 @@ class FuncWay:
     parameters: tuple[str, ...]
     open_weight: None = None
     looks_across_records: bool = False
+    starts_in_common: bool = False
 
     def begin(
         self, slots: Mapping[str, Slot], _buffers: Mapping[str, Tensor], _seeds: Sequence[int]

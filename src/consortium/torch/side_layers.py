@@ -54,6 +54,10 @@ class _Linear:
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         k, shape = batch.k, x.shape
         self._x = x = x if x.ndim == 3 else x.reshape(k, -1, shape[-1])
+        if self._weight.is_common and (self._bias is None or self._bias.is_common):
+            bias = None if self._bias is None else self._bias.value[0]
+            same = functional.linear(x, self._weight.value[0], bias)  # one product for all
+            return same if len(shape) == 3 else same.reshape(*shape[:-1], same.shape[-1])
         across = first(self._weight.value, k).transpose(1, 2)  # (k, in, out)
         if self._bias is None:
             out = torch.bmm(x, across)
@@ -65,13 +69,18 @@ class _Linear:
         shape = grad.shape
         grad = grad if grad.ndim == 3 else grad.reshape(batch.k, -1, shape[-1])
         # Before the step: it may change the weights at once.
-        back = torch.bmm(grad, first(self._weight.value, batch.k)) if wants_input else None
+        back = self._back(grad, batch.k) if wants_input else None
         self._weight.add_product(grad.transpose(1, 2), self._x)
         if self._bias is not None and self._bias.into is not None:
             self._bias.add(grad.sum(1))
         if back is None or len(shape) == 3:
             return back
         return back.reshape(*shape[:-1], back.shape[-1])
+
+    def _back(self, grad: Tensor, k: int) -> Tensor:
+        if self._weight.is_common:
+            return grad @ self._weight.value[0]
+        return torch.bmm(grad, first(self._weight.value, k))
 
 
 class _Embedding:

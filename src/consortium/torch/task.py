@@ -37,6 +37,7 @@ from consortium.torch.complete import SiteModel
 from consortium.torch.fused import can_fuse, run_fused
 from consortium.torch.losses import Kind, Loss, kind_of, outputs_of
 from consortium.torch.metrics import Measures, MetricChoice, measures
+from consortium.torch.private_training import train_privately
 from consortium.torch.reproducible import reproducibly
 from consortium.torch.together import FUSED, Ways
 from consortium.torch.training import (
@@ -110,6 +111,18 @@ class TorchTask:
         return self._measures.metrics
 
     @property
+    def trains_privately(self) -> bool:
+        """Whether single records can be hidden in what training makes: by our own steps only."""
+        return self._loop is None and self._method.step is None
+
+    @property
+    def measures_by_us(self) -> frozenset[str]:
+        """Metrics that no function of the user's own computes: what one record does to them is
+        known."""
+        own = {name for name, _ in self._measures.own}
+        return frozenset(metric.name for metric in self.metrics) - own
+
+    @property
     def follows_rules(self) -> bool:
         return self._loop is None
 
@@ -171,10 +184,13 @@ class TorchTask:
     def evaluate(self, site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
         """Each metric over the site's test records, and how many those are.
 
-        Under "finetune" the model is first fitted to the site's training records.
+        Under "finetune" the model is first fitted to the site's training records; not where
+        training is private, because metrics leave and the fit is not private.
         """
         with self._at_work(site, shared) as bench:
-            self._settle(bench, site)
+            if site.noise is None:
+                self._settle(bench, site)
+            bench.model.eval()
             outputs, targets = _outputs(bench.model, bench.test)
             return self._measures.of(outputs, targets), len(bench.test)
 
@@ -201,6 +217,12 @@ class TorchTask:
         return model
 
     def _trained(self, bench: Bench, site: Site, way: RunPhase | None = None) -> float | None:
+        if site.privacy is not None:  # before all else: no other way is private
+            bench.check_private()
+            has_own_loop = self._loop is not None
+            return train_privately(
+                bench.place, site, self._method, has_own_loop=has_own_loop
+            ).effective
         if self._loop is None:
             return train_locally(bench.place, site, self._method, way)
         with only_training(bench.place, bench.parts.shared + bench.parts.private):

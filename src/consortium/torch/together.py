@@ -24,10 +24,13 @@ from consortium.torch.batches import TensorRecords, joined_sizes
 from consortium.torch.fused import can_fuse
 from consortium.torch.layers import Kind
 from consortium.torch.losses import Loss, kind_of
-from consortium.torch.side_by_side import Group, GroupForm, Member, padded, rounded
+from consortium.torch.side_by_side import Group, rounded
 from consortium.torch.side_chain import ChainWay, fits, loss_is_known
+from consortium.torch.side_clipping import can_clip_side_by_side
 from consortium.torch.side_func import FuncWay, func_way
 from consortium.torch.side_layers import can_stand_side_by_side
+from consortium.torch.side_private import PrivateGroup
+from consortium.torch.side_stack import GroupForm, Member, padded
 from consortium.torch.training import Method, Phase, phases
 from consortium.torch.workshop import Bench, Workshop
 
@@ -157,6 +160,8 @@ class Ways:
                     made.put_nothing(at, shared)
                     continue
             form = self.form(bench, site) if engine == BATCHED else None
+            if site.privacy is not None and not _can_be_private(form, bench):
+                form = None
             group = None if form is None else groups.of(form, site)
             if group is None:
                 with told(site):
@@ -167,6 +172,14 @@ class Ways:
             values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
             group.train(values, made, alone, told)
         return made.together()
+
+
+def _can_be_private(form: GroupForm | None, bench: Bench) -> bool:
+    """Whether gradients of single records can be clipped for a whole group."""
+    if form is None or not isinstance(form.way, ChainWay) or bench.follows_records:
+        return False
+    assert isinstance(bench.train, TensorRecords)
+    return can_clip_side_by_side(form.way.chain, bench.train.inputs.ndim - 1)
 
 
 def _member(site: Site, seed: int, bench: Bench, form: GroupForm) -> Member:
@@ -182,13 +195,15 @@ class _Together:
 
     form: GroupForm
     steps: list[Phase]
+    is_private: bool
     members: dict[int, Member] = field(default_factory=dict)
 
     def train(self, shared: dict[str, Tensor], made: _Made, alone: Alone, told: Told) -> None:
         is_ours = isinstance(self.form.way, ChainWay)
         drawn = {} if is_ours else {at: deepcopy(m.site.rng) for at, m in self.members.items()}
         try:
-            group = Group(self.form, list(self.members.values()), shared)
+            kind = PrivateGroup if self.is_private else Group
+            group = kind(self.form, list(self.members.values()), shared)
             made.put_group(list(self.members), group, group.train(self.steps), self.members)
         except Exception:  # the user's own code or loss under vmap: each alone says more
             if is_ours:
@@ -205,12 +220,12 @@ class _Groups:
         self._shapes = {name: np.shape(array) for name, array in shared.items()}
         self._groups: dict[Hashable, _Together] = {}
         # To hash a form takes long. A form is kept here, so that no other gets its identity.
-        self._known: dict[tuple[int, bool], tuple[GroupForm, _Together | None]] = {}
+        self._known: dict[Hashable, tuple[GroupForm, _Together | None]] = {}
 
     def of(self, form: GroupForm, site: Site) -> _Together | None:
         """The group of a site; None if it has to train alone. What sites do differs only by
         whether they have trained before."""
-        key = id(form), site.state is None
+        key = id(form), site.state is None, _terms(site)
         if key not in self._known:
             self._known[key] = form, self._found(form, site)
         return self._known[key][1]
@@ -219,11 +234,18 @@ class _Groups:
         steps = list(phases(form.parts, site))
         if form.shapes != self._shapes or not form.learns_in(steps):
             return None
-        key = (form, *((phase.names, phase.epochs) for phase in steps))
-        return self._groups.setdefault(key, _Together(form, steps))
+        terms = _terms(site)
+        key = (form, terms, *((phase.names, phase.epochs) for phase in steps))
+        return self._groups.setdefault(key, _Together(form, steps, terms is not None))
 
     def all(self) -> list[_Together]:
         return list(self._groups.values())
+
+
+def _terms(site: Site) -> tuple[float, ...] | None:
+    """What sites that train privately side by side have in common."""
+    found = site.privacy
+    return None if found is None else (found.clip, found.sigma, found.rate, found.steps)
 
 
 def _form_of(records: TensorRecords, is_open: bool) -> tuple[object, ...]:
@@ -263,7 +285,7 @@ class _Made:
     def put_group(
         self,
         places: Sequence[int],
-        group: Group,
+        group: Group | PrivateGroup,
         steps: Sequence[float],
         members: dict[int, Member],
     ) -> None:

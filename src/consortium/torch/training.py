@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consortium.errors import LayoutError, SiteDataError, TaskResultError
+from consortium.errors import InternalError, LayoutError, SiteDataError, TaskResultError
 from consortium.plan.values import TrainingSection
 from consortium.tasks import LocalRules, Site
 from consortium.torch.arrays import float_type, misfit
@@ -92,6 +92,8 @@ def train_locally(
 ) -> float:
     """Train in place; the effective number of steps of the shared parameters. `run` is another
     way to do what `run_phase` does."""
+    if site.privacy is not None:
+        raise InternalError("private training was asked for, and this is not private")
     started, steps = time.monotonic(), 0.0
     limit = site.training.max_seconds
     deadline = None if limit is None else started + limit
@@ -122,7 +124,7 @@ def run_phase(
         optimizer = make_optimizer(list(trained.values()), site, method)
         terms = _terms(place, phase, trained, optimizer)
         steps = effective_steps(optimizer, phase.rules.mu)
-        rate = _rate(optimizer, site)
+        rate = relative_rate(optimizer, site)
         for _ in range(phase.epochs):
             for inputs, targets in epoch(place, site.training.batch_size, site.rng):
                 optimizer.zero_grad(set_to_none=True)
@@ -156,7 +158,7 @@ def make_optimizer(
     return torch.optim.AdamW(parameters, lr, weight_decay=decay)
 
 
-def _rate(optimizer: torch.optim.Optimizer, site: Site) -> float:
+def relative_rate(optimizer: torch.optim.Optimizer, site: Site) -> float:
     """How long a step of this optimiser is, in steps of the plan's learning rate. What the
     server makes of steps and variates it computes with the plan's."""
     if not is_sgd(optimizer):
@@ -257,6 +259,21 @@ def _terms(
     rules = phase.rules
     if rules.are_plain:
         return []
+    check_rules(place, rules, optimizer)
+    base = rules.base if rules.mu else None
+    shared = [name for name in place.parts.shared if name in trained]
+    return [
+        (
+            trained[name],
+            _like(trained[name], base, name),
+            _like(trained[name], rules.correction, name),
+        )
+        for name in shared
+    ]
+
+
+def check_rules(place: Workplace, rules: LocalRules, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what the strategy asks if this optimiser or this model cannot follow."""
     if rules.correction is not None and not is_sgd(optimizer):
         raise TaskResultError(
             "control variates (SCAFFOLD) correct steps of SGD, not of another optimiser",
@@ -267,15 +284,6 @@ def _terms(
         wrong = "" if given is None else misfit(place.model, place.parts.shared, given)
         if wrong:
             raise LayoutError(f"the strategy's tensors do not fit: {wrong}")
-    shared = [name for name in place.parts.shared if name in trained]
-    return [
-        (
-            trained[name],
-            _like(trained[name], base, name),
-            _like(trained[name], rules.correction, name),
-        )
-        for name in shared
-    ]
 
 
 def _like(parameter: nn.Parameter, arrays: Any, name: str) -> Tensor | None:

@@ -61,6 +61,20 @@ class Bench:
     def place(self) -> Workplace:
         return Workplace(self.model, self.parts, self.train)
 
+    @property
+    def follows_records(self) -> bool:
+        """Whether what the records are depends on each other: see `consortium.data.table`."""
+        return bool(getattr(self.given_train, "follows_records", False))
+
+    def check_private(self) -> None:
+        """Refuse records that private training cannot hide."""
+        if self.follows_records:
+            raise TaskResultError(
+                "the training records were chosen, filled or scaled by each other: "
+                "one record moves all others, and no noise hides it",
+                hint='read_csv(..., split="record", missing="drop", scale={"age": (50, 15)})',
+            )
+
     def is_for(self, site: Site) -> bool:
         """Whether the terms are the same. Mostly they are the same objects: that is quick."""
         return (self.training is site.training or self.training == site.training) and (
