@@ -347,7 +347,7 @@ _PLAIN = {
     *("/v1/rounds/", "/metrics", "/v1/federations", "/v1/tokens", "/federated/server/status"),
     *(_A, f"{_A}/rounds", f"{_A}/rounds/", f"{_A}/models", f"{_A}/models/0", f"{_A}/sites"),
     *(f"{_A}/models/0/file", f"{_A}/models/0/rollback", f"{_A}/hold", f"{_A}/resume"),
-    *(f"{_A}/stop", f"{_A}/rounds/open"),
+    *(f"{_A}/stop", f"{_A}/rounds/open", f"{_A}/budget"),
 }
 
 
