@@ -70,7 +70,7 @@ def laid_bare(here: Scene, splits: list[Split], victim: SiteId) -> U32:
             one.site: getattr(one, kind)[victim] for one in answers if victim in getattr(one, kind)
         }
         points = [at for at, site in enumerate(here.session.holders(victim), 1) if site in by_site]
-        shares = [shamir.share_of(by_site[here.session.holders(victim)[at - 1]]) for at in points]
+        shares = shamir.shares_of([by_site[here.session.holders(victim)[at - 1]] for at in points])
         threshold = here.terms.threshold
         found.append(shamir.join(tuple(points[:threshold]), shares[:threshold]))
     bare = here.parties[victim].mask(here.vector(victim), everybody)

@@ -330,11 +330,12 @@ def test_what_is_shared_is_a_seed() -> None:
 @pytest.mark.parametrize("text", [b"", bytes(16), bytes(18), shamir.PRIME.to_bytes(17, "big")])
 def test_what_is_no_share_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidInputError):
-        shamir.share_of(text)
+        shamir.shares_of([bytes(17), text])
 
 
 def test_a_share_comes_back_from_its_bytes() -> None:
-    assert shamir.share_of(shamir.share_bytes(shamir.PRIME - 1)) == shamir.PRIME - 1
+    assert shamir.shares_of([shamir.share_bytes(shamir.PRIME - 1)]) == [shamir.PRIME - 1]
+    assert shamir.shares_of([]) == []
 
 
 # ---- framing -------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def add_masks(
 
 def keystream(key: bytes, size_bytes: int, first_block: int = 0) -> bytes:
     """The stream itself, from a block on."""
-    return _encryptor(key, first_block).update(bytes(size_bytes))
+    return _encryptor(key, _counter(first_block)).update(bytes(size_bytes))
 
 
 def _cuts(size: int, threads: int) -> list[tuple[int, int]]:
@@ -82,13 +82,17 @@ def _started(
 ) -> Iterator[Move]:
     """Each key made ready when it is needed, and kept: while one thread does that, which takes
     the interpreter, others compute."""
+    counter = _counter(first // _WORDS_PER_BLOCK)
     for keys, move in ((plus, np.add), (minus, np.subtract)):
         for key in keys:
-            moves.append((_encryptor(key, first // _WORDS_PER_BLOCK).update_into, move))
+            moves.append((_encryptor(key, counter).update_into, move))
             yield moves[-1]
 
 
-def _encryptor(key: bytes, first_block: int) -> CipherContext:
-    counter = first_block.to_bytes(_BLOCK_BYTES, "big")
-    encryptor: CipherContext = Cipher(algorithms.AES128(key), modes.CTR(counter)).encryptor()
+def _counter(first_block: int) -> modes.CTR:
+    return modes.CTR(first_block.to_bytes(_BLOCK_BYTES, "big"))
+
+
+def _encryptor(key: bytes, counter: modes.CTR) -> CipherContext:
+    encryptor: CipherContext = Cipher(algorithms.AES128(key), counter).encryptor()
     return encryptor

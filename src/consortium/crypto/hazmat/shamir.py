@@ -91,12 +91,12 @@ def share_bytes(share: int) -> bytes:
     return share.to_bytes(SHARE_BYTES, "big")
 
 
-def share_of(raw: bytes) -> int:
-    """The share that these bytes are; refuses what is no element of the field."""
-    share = int.from_bytes(raw, "big")
-    if len(raw) != SHARE_BYTES or share >= PRIME:
+def shares_of(raws: Sequence[bytes]) -> list[int]:
+    """The shares that these bytes are; refuses what is no element of the field."""
+    shares = [int.from_bytes(raw, "big") for raw in raws]
+    if {SHARE_BYTES}.union(map(len, raws)) != {SHARE_BYTES} or max(shares, default=0) >= PRIME:
         raise InvalidInputError("this is not a share")
-    return share
+    return shares
 
 
 def _check_points(points: Sequence[int]) -> None:

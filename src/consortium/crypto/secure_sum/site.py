@@ -132,7 +132,7 @@ class Site:
         key = keys.seal_key(self._session, self._shared_with(owner), owner, self._me)
         text = sealing.unseal(key, sealed, keys.share_label(self._session, owner, self._me))
         half = shamir.SHARE_BYTES
-        return _held(shamir.share_of(text[:half]), shamir.share_of(text[half:]))
+        return _held(*shamir.shares_of([text[:half], text[half:]]))
 
     def _shared_with(self, peer: SiteId) -> bytes:
         """What is agreed for sealing: the same both ways, and asked for twice."""
