@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Where every branch must be reached by some test, and the tests that must reach it.
-HEART := tests/core tests/ledger tests/store tests/privacy tests/test_accounts.py tests/test_scenarios.py
+HEART := tests/core tests/ledger tests/store tests/privacy tests/secagg tests/test_accounts.py tests/test_scenarios.py
 WHOLE := src/consortium/core/*,src/consortium/crypto/*,src/consortium/ledger/*,src/consortium/privacy/*,src/consortium/store/*
 
 help:  ## list these commands

@@ -436,8 +436,7 @@ def _engine(
     workers = min(workers, len(sites))
     if workers < 1 or not can_fork():
         return engine
-    _get_ready(engine)
-    return WorkerEngine(engine, workers)
+    return WorkerEngine(engine, workers, partial(_get_ready, engine))
 
 
 def _get_ready(engine: LocalEngine) -> None:

@@ -20,7 +20,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -74,8 +74,12 @@ class _Worker:
 class WorkerEngine:
     """Trains and evaluates the sites of a simulation in forked processes."""
 
-    def __init__(self, local: LocalEngine, workers: int) -> None:
-        self._local = local
+    def __init__(
+        self, local: LocalEngine, workers: int, get_ready: Callable[[], None] | None = None
+    ) -> None:
+        """`get_ready` is called in each worker: what it makes lies in memory of the worker's own.
+        What was made before the fork is copied page by page when a worker first touches it."""
+        self._local, self._get_ready = local, get_ready
         form = local.local.plan.strategy.form(local.local.layout)
         self._size, self._dtype = local.local.layout.size, form.dtype
         job_bytes = local.at_once * form.size * form.dtype.itemsize
@@ -244,6 +248,8 @@ class WorkerEngine:
             ours.close()
             _give_way()
             keep_freed_memory()
+            if self._get_ready is not None:
+                self._get_ready()
             gc.freeze()  # what was there before is neither looked at nor copied for it
             self._serve(theirs)
         except BaseException:
