@@ -155,7 +155,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 def test_only_tasks_that_ask_for_workers_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(
-        simulate_module, "WorkerEngine", lambda loop, workers: made.append(workers) or loop
+        simulate_module, "WorkerEngine", lambda loop, workers, _: made.append(workers) or loop
     )
     simulate(TASK, PLAN, sites(3), seed=1)
     assert made == []
