@@ -64,15 +64,24 @@ def test_asked_again_after_a_crash_the_answer_is_the_same() -> None:
     assert [one.standing for one in ledger(log).state.counting()] == [Standing.CHARGED]
 
 
-def test_another_price_for_the_same_round_takes_the_place_of_the_first() -> None:
+def test_a_round_has_one_price() -> None:
     account = ledger(MemoryLog())
     account.reserve("fed", 1, ROUND)
     dearer = (*ROUND, Cost(100.0, 1, 1.0))
-    account.reserve("fed", 1, dearer)
-    assert [one.costs for one in account.state.counting()] == [dearer]
-    account.charge("fed", 1)
-    with pytest.raises(WrongPhaseError):
-        account.reserve("fed", 1, ROUND)
+    for _ in range(2):  # while it is held, and when it is spent
+        with pytest.raises(WrongPhaseError):
+            account.reserve("fed", 1, dearer)
+        assert [one.costs for one in account.state.counting()] == [ROUND]
+        account.charge("fed", 1)
+
+
+def test_an_account_that_forgot_a_round_does_not_know_it() -> None:
+    account = ledger(MemoryLog())
+    assert not account.knows("fed", 1)
+    account.reserve("fed", 1, ROUND)
+    assert account.knows("fed", 1)
+    account.give_back("fed", 1)
+    assert account.knows("fed", 1)
 
 
 def test_what_somebody_else_gave_back_can_be_had() -> None:
