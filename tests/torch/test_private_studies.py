@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch import nn
 import consortium as co
 from consortium.core import facts as f
 from consortium.core.codec import decode
+from consortium.core.ids import Digest
+from consortium.drive.lock import make_lock
 from consortium.drive.simulate import Options
+from consortium.drive.study import Study
 from consortium.errors import ImpossiblePlanError, TaskResultError
 from consortium.plan.noise import epsilon_of_rounds, resolved
 
@@ -136,6 +140,25 @@ def test_scores_of_layers_that_stay_are_refused_where_only_updates_are_noised(
         co.simulate(study, co.parse_plan(text), write(tmp_path), seed=1)
     with pytest.raises(ImpossiblePlanError, match="personal"):
         co.parse_plan(f'{text}[personal]\nname = "finetune"\n')
+
+
+def test_lock_refuses_what_every_site_would_refuse(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    sites = write(tmp_path / "data")
+    study = Study(plan_of(), task_of(scale="site"), sites, Digest(bytes(32)))
+    with pytest.raises(TaskResultError, match="one record moves all others"):
+        make_lock(study, 1)
+    lock, _ = make_lock(replace(study, task=task_of()), 1)
+    assert lock.noise is not None
+
+
+def test_noised_scores_judge_nothing() -> None:
+    text = PLAN.format(more="") + '[evaluation]\nmetric = "accuracy"\n'
+    plan = co.parse_plan(text)
+    assert plan.evaluation.enabled and not plan.evaluation.gate
+    assert co.Plan.from_canonical(plan.canonical()) == plan
+    with pytest.raises(ImpossiblePlanError, match="patience"):
+        co.parse_plan(f"{text}[stop]\npatience = 3\n")
 
 
 def test_a_known_scale_is_fine(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ _Size = Annotated[
 ]
 _Records = Annotated[
     int | None,
-    typer.Option(min=1, help="Of a usual site, where [privacy] does not say it."),
+    typer.Option(min=1, help="Of a usual site, where the plan does not say it."),
 ]
 _Sites = Annotated[int | None, typer.Option(min=1, help="That there are. Default: the quorum.")]
 _Plot = Annotated[

@@ -39,6 +39,7 @@ from consortium.store.ports import Log
 View = dict[str, Any]
 UNNAMED = "a site"  # no site can be called this: names have no spaces
 _NO_TIME_MS = 1
+_ASKED = (f.BudgetAsked, f.BudgetReserved, f.BudgetRefused)
 
 
 class Teller:
@@ -133,7 +134,8 @@ class Teller:
         facts = [
             (position, fact)
             for position, fact in self.desk.index.facts_of(number)
-            if hasattr(fact, "round")  # not what came before the next one
+            # Not what came before the next one: its costs are asked for when this one has ended.
+            if hasattr(fact, "round") and not (isinstance(fact, _ASKED) and fact.round != number)
         ]
         events = [tell(fact, position, names) for position, fact in facts]
         received = [fact.update for _, fact in facts if isinstance(fact, f.UpdateReceived)]

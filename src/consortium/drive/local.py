@@ -162,6 +162,8 @@ class LocalWork:
     def check(self, site: Site) -> None:
         """Whether this site's model is the one that the others have: same shared tensors,
         same frozen ones. Told before the first round rather than in the middle of it."""
+        if self.plan.privacy.hides == "record" and hasattr(self.task, "check_private"):
+            self._call(site, "the task", self.task.check_private, site)
         inventory = self.inventory(site)
         found = Layout(inventory.leaves)
         if found != self.layout:

@@ -16,7 +16,7 @@ import tomli_w
 
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
-from consortium.drive.engine import begin
+from consortium.drive.engine import begin, simulated_site
 from consortium.drive.local import refuse_unfollowed
 from consortium.drive.study import Study
 from consortium.errors import ModelFileError, PlanFileError, VerificationError
@@ -103,6 +103,8 @@ def make_lock(study: Study, seed: int) -> tuple[Lock, bytes]:
     plan = resolved(study.plan)
     plan.terms(study.task.metrics)
     local, vector = begin(study.task, plan, study.sites, seed)
+    if plan.privacy.is_on:  # what every site would refuse had better be told here
+        local.check(simulated_site(study.sites[0], 1, plan, seed, 0, "start"))
     model = save_model(local.layout, vector)
     lock = Lock(
         plan=plan.digest,

@@ -176,7 +176,8 @@ def guarantees(plan: Plan) -> list[str]:
             f"in, of models up to {plan.asynchronous.max_staleness} versions old. Fast sites "
             "shape it oftener than slow ones."
         )
-    if not plan.evaluation.enabled or not plan.evaluation.gate:
+    is_private = plan.privacy.is_on and plan.privacy.test_records == "private"
+    if not is_private and not (plan.evaluation.enabled and plan.evaluation.gate):
         sentences.append("WARNING: no gate: a worse model replaces a better one.")
     return sentences
 

@@ -34,10 +34,13 @@ def settled_strategy(strategy: StrategySection, privacy: PrivacySection) -> Stra
 
 
 def settled_evaluation(evaluation: EvaluationSection, privacy: PrivacySection) -> EvaluationSection:
-    """Off, where scores would leave as they are and nobody has asked for them."""
+    """Off, where scores would leave as they are and nobody has asked for them. Scores with noise
+    on them are for people to look at: one lucky draw would keep every later model out."""
     is_asked = {"enabled", "metric"} & evaluation.model_fields_set
-    if privacy.test_records == "public" or is_asked or not evaluation.enabled:
+    if privacy.test_records == "public" or not evaluation.enabled:
         return evaluation
+    if is_asked:
+        return _changed(evaluation, {"gate": False})
     return _changed(evaluation, {"enabled": False, "gate": False})
 
 
@@ -148,6 +151,9 @@ def _scores(plan: Plan) -> list[Problem]:
                 "evaluation",
             )
         ]
+    if plan.stop.patience:
+        message = "patience would look at scores with noise on them, and stop by chance"
+        return [_problem("patience", message, "leave patience out", "stop")]
     if evaluation.metric != BOUNDED_METRIC:
         return [
             _problem(

@@ -108,8 +108,9 @@ def _scores(section: PrivacySection) -> str:
     noise = section.side_noise
     much = "noise" if noise is None else f"noise of {noise * SCORE_SENSITIVITY:.3g} on each"
     return (
-        f"Scores leave as two counts, of test records and of right answers, with {much}: that is "
-        "part of the promise. Where a site has few test records they say little."
+        f"SCORES: they leave as two counts, of test records and of right answers, with {much}, "
+        "which is part of the promise. Where a site has few test records they say little, so no "
+        "gate goes by them."
     )
 
 
@@ -131,5 +132,5 @@ def _not(plan: Plan) -> list[str]:
         else:
             found.append(_scores(section))
     elif PRESETS[section.preset].unit == "none" or not plan.evaluation.gate:
-        found.append("Nothing is told of test records, so a model is judged by its form alone.")
+        found.append("SCORES: none leave, so a model is judged by its form alone.")
     return found

@@ -37,6 +37,8 @@ from consortium.torch.complete import SiteModel
 from consortium.torch.fused import can_fuse, run_fused
 from consortium.torch.losses import Kind, Loss, kind_of, outputs_of
 from consortium.torch.metrics import Measures, MetricChoice, measures
+from consortium.torch.private_models import check_records_stay_apart
+from consortium.torch.private_sampling import check_can_be_sampled
 from consortium.torch.private_training import train_privately
 from consortium.torch.reproducible import reproducibly
 from consortium.torch.together import FUSED, Ways
@@ -114,6 +116,15 @@ class TorchTask:
     def trains_privately(self) -> bool:
         """Whether single records can be hidden in what training makes: by our own steps only."""
         return self._loop is None and self._method.step is None
+
+    def check_private(self, site: Site) -> None:
+        """Refuse, before any round, what private training would refuse of this site's model and
+        records."""
+        with reproducibly(0), self._users_code(site):
+            bench = self._workshop.bench(site)
+        bench.check_private()
+        check_can_be_sampled(bench.train)
+        check_records_stay_apart(bench.place)
 
     @property
     def measures_by_us(self) -> frozenset[str]:
