@@ -73,6 +73,14 @@ def test_an_update_counts_from_when_it_may_leave(machine: Machine) -> None:
     assert entries(machine) == [OutboxEntry(Sort.UPDATE, 1, UPDATE, 700, 11, told=True)]
 
 
+def test_who_is_asked_to_try_the_model_knows_that_its_update_has_come(machine: Machine) -> None:
+    """The answer to the update may come after the next request, or never."""
+    _train(machine, 1)
+    machine.feed(p.Trained(1, UPDATE, None, 700, 11))
+    machine.feed(p.Asked(d.Evaluate(1, Seat(1), MODEL, BASE, 0, 1_000_000), 12))
+    assert [entry.told for entry in entries(machine)] == [True]
+
+
 def test_scores_and_failures_are_listed_with_the_bytes_that_tell_them(machine: Machine) -> None:
     _sent(machine, 1, 700)
     machine.feed(p.Asked(d.Evaluate(1, Seat(1), MODEL, BASE, 0, 1_000_000), 12))

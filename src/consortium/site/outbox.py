@@ -155,7 +155,7 @@ def _note(kind: Sort, number: int, body: bytes, at_ms: int) -> OutboxEntry:
 
 def _acknowledged(fact: s.SiteFact) -> tuple[Sort, int] | None:
     match fact:
-        case s.ReceiptKept():
+        case s.ReceiptKept() | s.EvaluationTaken():  # only whose update counted is asked to try
             return Sort.UPDATE, fact.round
         case s.ScoreTold():
             return Sort.SCORE, fact.round
