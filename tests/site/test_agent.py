@@ -152,7 +152,7 @@ def test_what_was_spooled_is_sent_and_never_made_again(tmp_path: Path, made: lis
 
 
 def test_hold_ends_the_work_at_once_and_resume_goes_on(tmp_path: Path, made: list[Small]) -> None:
-    small = found(tmp_path, rounds=2, quorum=2)
+    small = found(tmp_path, rounds=2, quorum=2, sites=3)
     made.append(small)
     sites = three(small)
     sites[0].slow_down()
@@ -198,7 +198,7 @@ def test_site_waits_for_approval_and_takes_the_same_round(
 
 
 def test_policy_declines_with_its_code(tmp_path: Path, made: list[Small]) -> None:
-    small = found(tmp_path, rounds=1, quorum=2)
+    small = found(tmp_path, rounds=1, quorum=2, sites=3)
     made.append(small)
     sites = three(small)
     done = sites[0].command("site", "policy", "--set", 'may_leave=["update", "scores"]')
@@ -256,7 +256,7 @@ def test_site_killed_in_training_pays_once(tmp_path: Path, made: list[Small]) ->
 def test_site_whose_ledger_is_an_old_copy_refuses_to_spend(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small = found(tmp_path, rounds=2, quorum=2, more=PRIVATE)
+    small = found(tmp_path, rounds=2, quorum=2, sites=3, more=PRIVATE)
     made.append(small)
     sites = three(small)
     for site in sites:
@@ -303,7 +303,7 @@ def test_coordinator_from_an_old_backup_is_refused_until_it_is_mended(
 
 
 def test_site_from_an_old_backup_refuses_to_spend(tmp_path: Path, made: list[Small]) -> None:
-    small = found(tmp_path, rounds=2, quorum=2)
+    small = found(tmp_path, rounds=2, quorum=2, sites=3)
     made.append(small)
     sites = three(small)
     old = small.copy("old", sites[0].home)
