@@ -33,6 +33,7 @@ bench: .venv/ready  ## every benchmark, one JSON object a line
 	@$(BIN)/python -m benchmarks.core --json
 	@$(BIN)/python -m benchmarks.store --json
 	@$(BIN)/python -m benchmarks.aggregation --json
+	@$(BIN)/python -m benchmarks.secagg --json
 	@$(BIN)/python -m benchmarks.network --json
 	@$(BIN)/python -m benchmarks.asynchronous --json
 	@$(BIN)/python -m benchmarks.dpsgd --json

@@ -50,6 +50,12 @@ CAMPAIGNS: dict[str, tuple[str, ...]] = {
     "joins": ("-m", f"{_TESTING}.joins", "--runs", "20", "--joiners", "50"),
     "tamper": ("-m", f"{_TESTING}.tamper"),
     "replay": ("-m", f"{_TESTING}.replay", "--shuffles", "200", "--fresh", "10"),
+    "secure-dropouts": (
+        "-m",
+        f"{_TESTING}.secure_dropouts",
+        *("--every", "3", "--every", "4", "--every", "5", "--every", "6"),
+        *("--random", "200", "--sites", "100"),
+    ),
     "remove-checks": ("-m", "scripts.remove_checks"),
     "openapi": ("-m", "pytest", "tests/coordinator/test_openapi_cases.py"),
     "parsers": ("-m", "pytest", "tests/test_fuzz.py"),

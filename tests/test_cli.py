@@ -192,8 +192,8 @@ def test_init_does_not_overwrite(study: Path) -> None:
         (("fraction = 1.0", "target = 2"), "E0114", "quorum 3 is above target 2"),
         (
             ("[training]", "[security]\nsecure_aggregation = true\n[training]"),
-            "E0116",
-            "does not have",
+            "E0114",
+            "the most sites that are ever summed",
         ),
         (("rounds = 10", "rounds = "), "E0111", "not TOML"),
         (("task.py:study", "task.py:stdy"), "E0201", "has no `stdy`"),

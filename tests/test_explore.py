@@ -14,10 +14,12 @@ from consortium.core.tables import Step
 from consortium.testing import explore as command
 from consortium.testing import federations as small
 from consortium.testing.alphabet import SEEDS, Alphabet, founding
+from consortium.testing.bugs_of_site import SITE_BUGS, SiteBug
 from consortium.testing.fingerprint import fingerprint
 from consortium.testing.patches import Bug, planted
-from consortium.testing.planted import BUGS, hunt
+from consortium.testing.planted import BUGS, hunt, hunt_at_site
 from consortium.testing.walk import Exploration, explore
+from consortium.testing.walk_of_site import walk_of_site
 
 QUICK = (
     small.TRAINING,
@@ -30,6 +32,7 @@ QUICK = (
     small.BUFFERED,
     small.FRESH,
     small.PAID,
+    small.MASKED,
 )
 
 CAUGHT_BY = {
@@ -113,6 +116,51 @@ CAUGHT_BY = {
     "the account is told the opposite": "every_account_is_told",
     "the account is said to know what is not decided": "an_account_is_told_once",
     "what was paid before is doubted": "facts_are_legal",
+    "a late update is let in after the split": "nobody_is_laid_bare",
+    "an update is accepted after the split": "nobody_is_laid_bare",
+    "the split has another name after a restart": "the_split_never_changes",
+    "the split is made again when a member does not answer": "no_secret_sum_is_below_its_quorum",
+    "a revoked member is taken out of the split": "nobody_is_laid_bare",
+    "a member revoked after the split is summed": "members_are_on_the_roster_until_the_sum",
+    "a site that dropped out counts as a member": "answered_seats_sent_an_update",
+    "a secret sum is closed below its quorum": "no_secret_sum_is_below_its_quorum",
+    "members are asked before the split is on record": "sites_are_asked_for_what_the_step_lacks",
+    "keys of the last round are used again": "a_round_has_its_own_keys",
+    "keys of another round are taken": "keys_are_given_once_and_are_ones_own",
+    "two sites have the same keys": "no_two_sites_have_the_same_key",
+    "other keys replace the first": "keys_are_given_once_and_are_ones_own",
+    "backups are invited to a secret sum": "nobody_comes_to_a_secret_sum_later",
+    "the list of sharers changes after sharing": "the_session_never_changes",
+    "the session changes while seeds are shared": "the_session_never_changes",
+    "sites train though too few have shared": "a_secret_sum_has_its_quorum",
+    "the answer of a site that is no member counts": "only_members_answer",
+    "a second answer replaces the first": "only_members_answer",
+    "a secret sum is made with too few answers": "exchanges_close_when_they_are_due",
+    "silent sites are waited for for ever": "every_round_ends",
+    "a phase is over at its deadline (>= for >)": "a_failure_has_its_reason",
+    "a secret sum is made before anybody has answered": "a_secret_sum_has_its_quorum",
+    "who dropped out is forgotten when masks are lifted": "what_is_lifted_is_what_was_agreed",
+}
+
+TINY_MASKED = small.Small(
+    "tiny, masked",
+    replace(small.MASKED.terms, target=3),
+    Alphabet(sites=3, seeds=SEEDS[:1], outcomes=(f.Outcome.ACCEPTED,), is_cancelled=False),
+)
+CAUGHT_AT_SITE = {
+    "a site answers by a second split": "others_are_answered_for_by_one_split_a_round",
+    "a site remembers its split in memory alone": "decide_changes_nothing",
+    "a site shares its seeds in a second session": "seeds_are_shared_in_one_session_a_round",
+    "a site masks by a second list of sharers": "pins_stay",
+    "a site sends a second update under one mask": "a_round_has_one_masked_update",
+    "a site sends plainly what was to be masked": "pins_stay",
+    "a site answers before it has sent": "steps_follow_each_other",
+    "a site keeps its pins for the next round": "a_new_round_begins_with_nothing",
+    "a site joins a round that it has left": "pins_stay",
+    "a site comes back to an older round": "rounds_go_forwards",
+    "a site shares its seeds against its will": "nothing_leaves_against_the_sites_will",
+    "a site replaces what it has written down": "a_step_has_one_note",
+    "a site is deaf after a lost reply": "an_honest_coordinator_is_served",
 }
 
 # One update is enough, and both sites must be ready: all steps within a few hundred states.
@@ -140,7 +188,13 @@ def test_every_step_of_a_round_is_reached(walks: dict[str, Exploration]) -> None
     assert reached == {step.name for step in Step}
 
 
-LARGE = (small.EVALUATION, small.PAID_AT_SITES, small.PAID_BUFFERED)
+LARGE = (
+    small.EVALUATION,
+    small.PAID_AT_SITES,
+    small.PAID_BUFFERED,
+    small.SHORT_MASKED,
+    small.MASKED_TWICE,
+)
 
 
 @pytest.mark.slow
@@ -155,11 +209,23 @@ def test_a_planted_bug_is_caught(bug: Bug) -> None:
     assert hunt(bug).rule == CAUGHT_BY[bug.name]
 
 
+def test_a_site_tells_one_story_a_round() -> None:
+    seen = walk_of_site()
+    assert seen.violation is None, command.describe(seen.violation)
+    assert seen.states > 1_000 and seen.changes > seen.states and seen.refusals > seen.states
+
+
+@pytest.mark.parametrize("bug", SITE_BUGS, ids=lambda bug: bug.name)
+def test_a_bug_planted_at_a_site_is_caught(bug: SiteBug) -> None:
+    assert hunt_at_site(bug).rule == CAUGHT_AT_SITE[bug.name]
+
+
 def test_planted_bugs_are_taken_out_again() -> None:
-    for bug in BUGS:
+    for bug in (*BUGS, *SITE_BUGS):
         with planted(bug):
             pass
     assert explore(TINY.terms, TINY.alphabet).violation is None
+    assert walk_of_site().violation is None
 
 
 def test_a_walk_is_the_same_every_time() -> None:
@@ -192,12 +258,14 @@ def test_fingerprints_take_no_notice_of_order() -> None:
 def test_the_command_prints_one_json_object_and_succeeds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "ALL", (TINY,))
+    monkeypatch.setattr(command, "ALL", (TINY, TINY_MASKED))
     monkeypatch.setattr(command, "BUGS", BUGS[:2])
+    monkeypatch.setattr(command, "SITE_BUGS", SITE_BUGS[:1])
     assert command.main(["--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [walk["name"] for walk in report["walks"]] == ["tiny"]
-    assert [catch["bug"] for catch in report["planted"]] == [bug.name for bug in BUGS[:2]]
+    assert [walk["name"] for walk in report["walks"]] == ["tiny", "tiny, masked", "a site"]
+    found = [catch["bug"] for catch in report["planted"]]
+    assert found == [bug.name for bug in (*BUGS[:2], SITE_BUGS[0])]
     assert report["has_failed"] is False
 
 
@@ -206,6 +274,7 @@ def test_the_command_fails_when_a_bug_is_missed(
 ) -> None:
     harmless = Bug("nothing at all", TINY, lambda patches: None)
     monkeypatch.setattr(command, "BUGS", (harmless,))
+    monkeypatch.setattr(command, "SITE_BUGS", ())
     assert command.main(["--planted"]) == 1
     assert "MISSED" in capsys.readouterr().out
 

@@ -17,7 +17,6 @@ from consortium.errors import (
     PlanFileError,
     PlanSyntaxError,
     UnknownKeyError,
-    UnsupportedPlanError,
     WrongTypeError,
 )
 from consortium.plan import Plan, parse_plan, read_plan, write_plan
@@ -117,12 +116,12 @@ BAD_PLANS = [
         'unit = "record"',
     ),
     (
-        "[security]\nsecure_aggregation = true\n",
-        UnsupportedPlanError,
-        1,
-        1,
-        "secure aggregation",
-        "take [security] out",
+        "[security]\nsecure_aggregation = true\n[federation]\nquorum = 2\n",
+        ImpossiblePlanError,
+        4,
+        0,
+        "of a sum of 2",
+        "quorum = 3",
     ),
     ("[federation]\nrounds = \n", PlanSyntaxError, 2, 9, "not TOML", "in quotes"),
     ("[federation\n", PlanSyntaxError, 1, 11, "not TOML", ""),
@@ -238,7 +237,7 @@ def test_defaults_never_change_their_meaning() -> None:
     key is added here with a default that means what plans without it meant."""
     values = Plan().model_dump(mode="json")
     text = json.dumps(values, sort_keys=True).encode()
-    assert sha256(text).hexdigest()[:16] == "3dcd1d90daf53f77"
+    assert sha256(text).hexdigest()[:16] == "1cbc90a96934b693"
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "", "a b", ".hidden", "x" * 65])

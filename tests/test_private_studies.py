@@ -24,6 +24,7 @@ from consortium.drive.release import Release, release_of, secret_noise
 from consortium.drive.simulate import Options, simulate
 from consortium.drive.verify import verify_directory
 from consortium.errors import ImpossiblePlanError, InternalError, WrongPhaseError
+from consortium.model import Layout
 from consortium.plan.noise import resolved
 from consortium.privacy.budget import Quote
 from consortium.privacy.gaussian import epsilon_of, mu_of
@@ -31,6 +32,7 @@ from consortium.privacy.noise import SecretNoise, SimulatedNoise
 from consortium.store.memory import MemoryLog
 
 WIDTH = 400
+LAYOUT = Layout.of({"mean": np.zeros(WIDTH, np.float32)})
 
 
 def start(rng: np.random.Generator) -> dict[str, Any]:
@@ -78,8 +80,8 @@ def test_a_seed_gives_one_model_and_every_round_is_charged_before_its_sum(plan: 
 def test_the_mean_has_the_noise_that_the_plan_promises() -> None:
     plan = resolved(CENTRAL)
     assert plan.privacy.noise_multiplier is not None
-    release = release_of(plan, 1)
-    assert release is not None and release.denominator == 6
+    release = release_of(plan, LAYOUT, 1)
+    assert isinstance(release, Release) and release.denominator == 6
     rows = [Source(rank, np.full(5000, 0.01, np.float32), 1.0) for rank in range(6)]
     noised = release.columns(rows)(0, 5000)
     mean = release.exact(rows, 0, 5000)
@@ -98,10 +100,10 @@ def test_a_blocks_sum_gets_no_noise() -> None:
 
 def test_noise_that_was_not_computed_is_refused() -> None:
     with pytest.raises(InternalError):
-        release_of(CENTRAL, 1)
+        release_of(CENTRAL, LAYOUT, 1)
     with pytest.raises(ImpossiblePlanError):
         CENTRAL.terms(means.metrics)
-    assert release_of(LOCAL, 1) is None
+    assert release_of(LOCAL, LAYOUT, 1) is None
 
 
 def test_a_weekly_budget_pauses_the_rounds_and_lets_them_go_on() -> None:

@@ -59,7 +59,7 @@ def test_values_are_those_of_a_plan_file(text: str, values: tuple[object, ...]) 
         ("training.lr=2020-01-01", "E0113", "should be a number", ""),
         ("strategy.name=fedxyz", "E0113", "fedavg", "one of fedavg"),
         ("round.duration=soon", "E0113", "soon", ""),
-        ("security.secure_aggregation=true", "E0116", "secure aggregation", ""),
+        ("security.bits=4", "E0113", "greater than or equal to 8", ""),
     ],
 )
 def test_what_no_plan_could_have_is_refused(text: str, code: str, message: str, hint: str) -> None:

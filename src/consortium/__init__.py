@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from consortium.core.terms import Metric
+    from consortium.data.bounds import ColumnBounds
     from consortium.data.quality import Quality, check_quality
     from consortium.data.read import read_csv
     from consortium.data.statistics import Statistics
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ColumnBounds": "consortium.data.bounds",
     "ConsortiumError": "consortium.errors",
     "Inventory": "consortium.tasks",
     "LocalRules": "consortium.tasks",
@@ -71,6 +73,7 @@ _HOME = {
 }
 
 __all__ = [
+    "ColumnBounds",
     "ConsortiumError",
     "Inventory",
     "LocalRules",

@@ -190,13 +190,15 @@ def read_model_header(layout: Layout, data: File, size_bytes: int | None = None)
 # ---- updates ------------------------------------------------------------------------
 
 STEP = "step"
+MASKED = "masked"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """What an update consists of: named vectors, side by side in one row, in the order of
     their names. `step` is always there, and first; a strategy may add others. With a packing,
-    the step is another thing in the file, and the same in the row.
+    the step is another thing in the file, and the same in the row. Under masks there is `masked`
+    alone, which holds all of it.
 
     >>> form = Form((("step", 3), ("tau", 1)), np.dtype(np.float32))
     >>> form.size, form.part(np.arange(4), "tau")
@@ -210,6 +212,11 @@ class Form:
     @property
     def size(self) -> int:
         return sum(size for _, size in self.vectors)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether its numbers are masked, so that nothing can be said of them."""
+        return self.vectors[0][0] == MASKED
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -240,10 +247,15 @@ def plain_form(size: int, dtype: np.dtype[Any]) -> Form:
     return Form(((STEP, size),), dtype)
 
 
+def masked_row_form(size: int) -> Form:
+    """An update under masks: whole numbers modulo 2**32, of which nobody can say more."""
+    return Form(((MASKED, size),), DTYPES["U32"])
+
+
 @dataclass(frozen=True, slots=True)
 class Update:
     """What one site sends: a row of some form, its weight, its base model. `packed` is the row
-    as the file has it, where the form packs it: what leaves is not made of the row again."""
+    as the file has it, where that is another thing: what leaves is not made of the row again."""
 
     row: Vector | PackedRow
     weight: float
@@ -261,7 +273,7 @@ def update_parts(update: Update, form: Form | None = None) -> tuple[bytes, memor
     row, packed = update.row, update.packed
     form = form or plain_form(len(row), row.dtype)
     header = write_header(form.specs, _about(update.weight, update.base))
-    if form.packing is not None:
+    if packed is not None or form.packing is not None:
         if packed is None or len(packed) != form.size_bytes:
             raise LayoutError("a row that is not packed does not have the update's form")
         return header, memoryview(packed)

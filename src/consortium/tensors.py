@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }

@@ -579,7 +579,7 @@ def test_site_passes_on_into_later_rounds_and_is_counted_once(waiting_for_nobody
     assert slow.ask(unsettled=1).settled.is_counted  # type: ignore[union-attr]
     _flush(fast)
     _flush(fast)  # now only the log knows
-    assert slow.desk._is_counted(1, desk._seat(slow.row)) is True
+    assert slow.desk._is_counted(1, desk.seat(slow.row)) is True
     told = slow.desk.receipt(slow.row, 1)
     assert told.status == "counted" and read_proof(told.proof).record == read_proof(proof).record
     teller = waiting_for_nobody.teller_named("counting")

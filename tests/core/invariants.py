@@ -44,6 +44,26 @@ def check_round(one: Round) -> None:
     assert len(counted) == len(set(counted)), "a simulated site is in two partial sums"
     assert not one.submitted.keys() & set(counted), "a site is summed alone and in a cohort"
     _check_phase(one)
+    _check_secret(one)
+
+
+def _check_secret(one: Round) -> None:
+    """A secret sum: who is in which step was in the one before."""
+    known = one.keys.keys()
+    assert known <= one.named.keys() and one.shares.keys() <= known, "shares without keys"
+    assert one.sharers.keys() <= one.shares.keys(), "a sharer whose shares are not there"
+    assert one.answers.keys() <= one.members.keys(), "a site answers that is no member"
+    assert one.lifters.keys() <= one.answers.keys()
+    owned = [key for held in one.keys.values() for key in (held.mask_key, held.seal_key)]
+    assert len(set(owned)) == len(owned), "one key is there twice"
+    if one.session is not None:
+        assert 3 <= one.quorum <= len(known) < 2 * one.quorum, "a minority could be summed"
+    if one.split is not None:
+        assert one.members.keys() <= one.sharers.keys(), "a member that did not share"
+        assert len(one.members) >= one.quorum, "fewer members than a session's quorum"
+    assert (one.split is not None) == bool(one.sharing and one.members), "a split is told once"
+    if one.lifters:
+        assert 2 * len(one.lifters) > len(known), "too few answers"
 
 
 def _check_phase(one: Round) -> None:
@@ -70,8 +90,12 @@ def _check_against_roster(state: Federation, one: Round) -> None:
     is_buffered = state.terms is not None and state.terms.is_buffered
     for seat in (*one.waiting, *one.unchecked) if is_buffered else ():
         assert seat in state.roster, "a revoked site would pass on"
-    if is_training or one.step in (Step.SCREENING, Step.SUMMING):
+    if is_training or one.step in (Step.SCREENING, Step.UNMASKING, Step.SUMMING):
         live = one.accepted if is_training else one.members
         for seat in (*live, *(one.waiting if is_training else ())):
             assert seat in state.roster, "a revoked site would be counted"
+    if one.step in (Step.KEYING, Step.SHARING):
+        assert all(seat in state.roster for seat in one.waiting), "a revoked site is waited for"
+    if one.step is Step.KEYING:
+        assert one.keys.keys() <= one.waiting.keys(), "a session with somebody who has left"
     assert all(seat in state.roster for seat in one.unheard), "a revoked site is asked"

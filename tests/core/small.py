@@ -17,7 +17,7 @@ from consortium.core.facts import Departure, Failure, Fault, Outcome
 from consortium.core.federation import decide, evolve, is_legal, owed, replay
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation, Round
-from consortium.core.terms import Metric, Terms
+from consortium.core.terms import Masking, Metric, Terms
 
 START_MS = 1_000_000
 SEED = bytes(range(32))
@@ -31,6 +31,9 @@ JUDGED = replace(
 
 
 SCREENED = replace(TERMS, target=5, is_screened=True)
+PHASE_MS = 60_000
+# Of four sites three are a quorum: one can drop out of a secret sum.
+MASKED = replace(TERMS, target=4, norm_factor=0, masking=Masking(PHASE_MS))
 
 
 def digest(name: str) -> Digest:
@@ -139,6 +142,27 @@ class World:
         assert self.round.model is not None
         return self.give(i.Released(self.round.number, self.round.model, self.now_ms))
 
+    def keys(self, *seats: int, name: str = "") -> tuple[Any, ...]:
+        """Keys for a secret sum."""
+        facts: tuple[Any, ...] = ()
+        for seat in seats:
+            facts += self.give(keys_of(self.state.last_number, seat, self.now_ms, name))
+        return facts
+
+    def share(self, *seats: int, name: str = "") -> tuple[Any, ...]:
+        number, facts = self.state.last_number, tuple[Any, ...]()
+        for seat in seats:
+            shares = digest(name or f"shares {seat}")
+            facts += self.give(i.GiveShares(number, Seat(seat), shares, None, self.now_ms))
+        return facts
+
+    def answer(self, *seats: int, name: str = "") -> tuple[Any, ...]:
+        number, facts = self.state.last_number, tuple[Any, ...]()
+        for seat in seats:
+            answer = digest(name or f"answer {seat}")
+            facts += self.give(i.GiveAnswer(number, Seat(seat), answer, None, self.now_ms))
+        return facts
+
     def finish_round(self) -> tuple[Any, ...]:
         """From the closing to the publication, without evaluation."""
         return self.sum() + self.judge() + self.release()
@@ -175,6 +199,42 @@ def training(sites: int = 3, terms: Terms = TERMS) -> World:
 def summing(sites: int = 3, terms: Terms = TERMS) -> World:
     world = training(sites, terms)
     world.send(*world.round.invited)
+    return world
+
+
+def keys_of(number: int, seat: int, now_ms: int, name: str = "") -> i.GiveKeys:
+    """Keys that no other site has, nor this one in another round."""
+    whose = name or f"{number} {seat}"
+    parts = [digest(f"{part} of {whose}") for part in ("mask", "seal", "commitment")]
+    return i.GiveKeys(number, Seat(seat), *parts, bytes(64), now_ms)
+
+
+def keying(sites: int = 4, terms: Terms = MASKED) -> World:
+    """A round whose sum is secret is open, and its sites are asked for keys."""
+    return training(sites, terms)
+
+
+def sharing(sites: int = 4, terms: Terms = MASKED) -> World:
+    world = keying(sites, terms)
+    world.keys(*world.round.invited)
+    return world
+
+
+def masked_training(sites: int = 4, terms: Terms = MASKED) -> World:
+    world = sharing(sites, terms)
+    world.share(*world.round.invited)
+    return world
+
+
+def unmasking(sites: int = 4, terms: Terms = MASKED) -> World:
+    world = masked_training(sites, terms)
+    world.send(*world.round.invited, norm=None)
+    return world
+
+
+def masked_summing(sites: int = 4, terms: Terms = MASKED) -> World:
+    world = unmasking(sites, terms)
+    world.answer(1, 2, 3)
     return world
 
 

@@ -31,6 +31,7 @@ from consortium.core.terms import (
     Close,
     Comparison,
     Condition,
+    Masking,
     Metric,
     Selection,
     Terms,
@@ -39,7 +40,7 @@ from consortium.errors import CodecError, Refusal, RestoredBackupError
 
 from .fact_text import values_of
 from .invariants import check_state
-from .small import digest, evaluating, summing, training
+from .small import digest, evaluating, keys_of, sharing, summing, training, unmasking
 
 SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
 OUTCOMES = st.sampled_from([Outcome.ACCEPTED, *Outcome])
@@ -80,7 +81,27 @@ def _buffered(terms: Terms, buffer: int, max_staleness: int) -> Terms:
     )
 
 
-UNPAID_TERMS = TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+def _masked(terms: Terms, phase_ms: int) -> Terms:
+    """The same with secret sums."""
+    quorum = max(3, terms.quorum)
+    return replace(
+        terms,
+        quorum=quorum,
+        wait_for=max(terms.wait_for, quorum),
+        close=Close.ALL_OR_DEADLINE,
+        norm_factor=0,
+        judged_by="",
+        stop_below=None,
+        patience=0,
+        is_screened=False,
+        masking=Masking(phase_ms),
+    )
+
+
+MASKED_TERMS = st.builds(_masked, TERMS, st.sampled_from([60_000, 1_800_000]))
+UNPAID_TERMS = (
+    TERMS | MASKED_TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+)
 COSTS = (Cost(1.1, 100, 0.01), Cost(9.0, 1, 1.0))
 BUDGETS = st.none() | st.builds(
     Budget, st.sampled_from(["records", "others"]), st.just("record"), st.just(COSTS), st.booleans()
@@ -159,6 +180,8 @@ class Coordinator(RuleBasedStateMachine):
             self.give(i.OpenRound(self.now_ms))
         elif one.step is Step.INITIALIZED:
             self.give(i.Drawn(self.number, self.rng.randbytes(32), self.now_ms))
+        elif one.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+            self._exchange(one, share, is_odd)
         elif one.step is Step.TRAINING:
             self._train(one, share, is_odd)
         elif one.step is Step.EVALUATING:
@@ -178,9 +201,26 @@ class Coordinator(RuleBasedStateMachine):
                 frees = self.rng.choice([None, 0, self.now_ms + 10**6])
                 self.give(i.Denied(duty.round, frees, self.now_ms))
 
+    def _exchange(self, one: Round, share: float, is_odd: bool) -> None:
+        """Keys, shares and answers; some sites say that they cannot go on."""
+        step, number = one.step, one.number
+        seats = one.members if step is Step.UNMASKING else one.waiting
+        for seat in self.some(seats, share):
+            if is_odd and self.rng.random() < 0.05:
+                self.give(i.Fail(number, seat, Failure.RESOURCES, None, self.now_ms))
+            elif step is Step.KEYING:
+                self.give(keys_of(number, seat, self.now_ms))
+            elif step is Step.SHARING:
+                told = digest(f"shares {number} {seat}")
+                self.give(i.GiveShares(number, seat, told, None, self.now_ms))
+            else:
+                told = digest(f"answer {number} {seat}")
+                self.give(i.GiveAnswer(number, seat, told, None, self.now_ms))
+
     def _train(self, one: Round, share: float, is_odd: bool) -> None:
         assert self.state.terms is not None
-        is_single = self.state.terms.is_screened or self.state.terms.is_buffered
+        terms = self.state.terms
+        is_single = terms.is_screened or terms.is_buffered or terms.is_masked
         is_simulated = self.state.roster.is_simulated
         chosen = self.some(one.waiting, share)
         cohort = tuple(sorted(seat for seat in chosen if is_simulated(seat)))
@@ -317,6 +357,12 @@ class Coordinator(RuleBasedStateMachine):
             "layout": digest(rng.choice(["layout", "another"])),
             "terms": self.state.terms,
             "now_ms": self.now_ms + rng.choice([0, 0, 10**7, -(10**7)]),
+            "mask_key": digest(f"mask {rng.choice([*seats, 1])}"),
+            "seal_key": digest(f"seal {rng.choice([*seats, 1])}"),
+            "commitment": rng.choice([bytes(32), bytes(31)]),
+            "signature": bytes(64),
+            "shares": digest(f"shares {number} {rng.choice([*seats, 1])}"),
+            "answer": digest(f"answer {number} {rng.choice([*seats, 1])}"),
             "awake_ms": rng.choice([0, self.now_ms]),
             "position": self.accounts + rng.choice([1, 0, -1]),
             "frees_ms": rng.choice([None, 0, self.now_ms + 10**6]),
@@ -382,9 +428,28 @@ def _deaf(state: Federation) -> None:
     state.round.unheard.clear()
 
 
+def _forget_keys(state: Federation) -> None:
+    assert state.round is not None
+    del state.round.keys[Seat(1)]
+
+
+def _share_without_keys(state: Federation) -> None:
+    assert state.round is not None
+    state.round.shares[Seat(9)] = digest("shares")
+
+
+def _count_a_stranger(state: Federation) -> None:
+    assert state.round is not None
+    del state.round.sharers[Seat(1)]
+
+
 @pytest.mark.parametrize(
     ("make", "spoil"),
     [
+        (unmasking, _forget_keys),
+        (sharing, _share_without_keys),
+        (unmasking, _count_a_stranger),
+        (unmasking, _revoke_silently),
         (training, _break_place),
         (summing, _break_quorum),
         (training, _break_roster),

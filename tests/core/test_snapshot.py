@@ -18,7 +18,22 @@ from consortium.core.state import Federation
 from consortium.core.tables import Phase
 from consortium.errors import CodecError
 
-from .small import JUDGED, START_MS, World, digest, evaluating, ready, screening, summing, training
+from .small import (
+    JUDGED,
+    START_MS,
+    World,
+    digest,
+    evaluating,
+    keying,
+    masked_summing,
+    masked_training,
+    ready,
+    screening,
+    sharing,
+    summing,
+    training,
+    unmasking,
+)
 
 
 def with_cohort() -> World:
@@ -58,6 +73,7 @@ def ended() -> World:
 
 
 WORLDS = [World, ready, training, screening, screened, summing, evaluating, with_cohort, ended]
+WORLDS += [keying, sharing, masked_training, unmasking, masked_summing]
 
 
 @pytest.mark.parametrize("make", WORLDS)

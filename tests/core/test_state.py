@@ -6,12 +6,24 @@ from dataclasses import fields
 from typing import Any
 
 from consortium.core import facts as f
+from consortium.core import secagg_facts as m
 from consortium.core.ids import Seat
 from consortium.core.roster import Roster
 from consortium.core.state import Federation, Round
 from consortium.core.tables import Standing, Step
 
-from .small import JUDGED, digest, evaluating, screening, summing, training
+from .small import (
+    JUDGED,
+    digest,
+    evaluating,
+    keying,
+    masked_summing,
+    screening,
+    sharing,
+    summing,
+    training,
+    unmasking,
+)
 
 # For each field type a value that is not the default.
 CHANGED: dict[str, Any] = {
@@ -27,6 +39,9 @@ CHANGED: dict[str, Any] = {
     "float | None": 7.5,
     "Finish | None": f.Finish.STOPPED,
     "RoundEnd | None": f.RoundEnd.CANCELLED,
+    "KeysClosed | None": m.KeysClosed(1, (Seat(1),), 1, 1, 1),
+    "SharesClosed | None": m.SharesClosed(1, (Seat(1),), 1, 1),
+    "RoundClosed | None": f.RoundClosed(1, (Seat(1),), 1),
     "Judged | None": f.Judged(1, f.Outcome.KEPT, 1, (), (), False, 1),
 }
 
@@ -60,6 +75,17 @@ def test_clone_shares_nothing_that_changes() -> None:
     assert copy == frozen != world.state
 
 
+def test_clone_of_a_secret_sum_shares_nothing_that_changes() -> None:
+    world = keying()
+    copies = []
+    for move in (world.keys, world.share, world.send):
+        copies.append((world.state.clone(), world.state.clone()))
+        move(1, 2, 3, 4)
+    copies.append((world.state.clone(), world.state.clone()))
+    world.answer(1, 2, 3)
+    assert all(copy == frozen for copy, frozen in copies)
+
+
 def test_remaining_counts_whose_update_is_in_or_can_come() -> None:
     world = training()
     world.submit(1)
@@ -71,6 +97,7 @@ def test_remaining_counts_whose_update_is_in_or_can_come() -> None:
 
 
 def test_clone_is_complete_at_every_step() -> None:
-    for world in (training(), screening(), summing(), evaluating()):
+    makes = (training, screening, summing, evaluating)
+    for world in [make() for make in (*makes, keying, sharing, unmasking, masked_summing)]:
         assert world.state.clone() == world.state == world.replayed()
         assert not world.round.is_over

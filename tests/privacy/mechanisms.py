@@ -10,9 +10,12 @@ import numpy.typing as npt
 
 from consortium.privacy.gaussian import sigma_for
 from consortium.privacy.noise import Noise, SimulatedNoise
+from consortium.testing.masked_audit import UnderMasks
 from consortium.testing.mechanism_audit import Central, Claim, Local, Mechanism
 from consortium.update.clip import ClipByNorm
 from consortium.update.noise import CentralNoise, LocalNoise
+from consortium.update.ring import Ring
+from consortium.update.ring_noise import share_for
 from consortium.update.stage import Bound, Domain, Rows, chain
 from consortium.update.weigh import Weigh, Weighting
 
@@ -119,3 +122,21 @@ def _clipped(rows: Rows) -> Rows:
 def _noised(released: Floats, deviation: float, draws: int) -> Floats:
     rng = np.random.default_rng(1)
     return released + rng.normal(0, deviation, (draws, len(released)))
+
+
+# ---- under masks --------------------------------------------------------------------
+
+COHORT, QUORUM, COLLUDING = 10, 7, 2  # nine others and the one that is looked for
+# As of rows: a larger ε takes fewer draws.
+MASKED_CLAIM = Claim(2.0, DELTA)
+MASKED_SIGMA = sigma_for(MASKED_CLAIM.epsilon, DELTA)
+
+
+def under_masks(
+    noise: Noise, weighing: Weighting = Weighting.UNIFORM, honest: int = QUORUM - COLLUDING
+) -> UnderMasks:
+    """Noise that is made for so many honest sites, in rounds of the fewest survivors."""
+    stages = chain(Weigh(weighing, cap=100.0), ClipByNorm(CLIP))
+    ring = Ring(CLIP, COHORT, 20)
+    share = share_for(ring, 8, MASKED_SIGMA, honest)
+    return UnderMasks(stages, ring, share, QUORUM, COLLUDING, noise)

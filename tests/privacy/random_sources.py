@@ -11,7 +11,13 @@ import consortium
 
 PACKAGE = Path(consortium.__file__).parent
 # Code that makes noise or picks records for somebody's protection.
-PROTECTS = ("privacy/", "update/noise.py", "drive/release.py", "torch/private_")
+PROTECTS = (
+    "privacy/",
+    "update/noise.py",
+    "update/ring_noise.py",
+    "drive/release.py",
+    "torch/private_",
+)
 # The one class there that draws from a seed, and who may have it.
 SEEDED = "SimulatedNoise"
 SIMULATES = ("privacy/noise.py", "drive/simulate.py", "drive/engine.py", "testing/")

@@ -18,6 +18,7 @@ from scipy import stats
 
 from consortium.core import account as acc
 from consortium.core.account_facts import Cost
+from consortium.plan import parse_plan
 from consortium.plan.promises import AGAINST
 from consortium.privacy.accountant import epsilon
 from consortium.privacy.budget import quote
@@ -82,9 +83,21 @@ def has_as_much_noise_as_local_needs(stage: LocalNoise) -> bool:
 
 
 def says_from_whom_it_does_not_protect(against: Mapping[str, str]) -> bool:
-    """TO BE CONNECTED with secure aggregation: then noise must come from sites, sized for the
-    fewest honest survivors, and Plan.check must refuse noise on a sum that nobody sees."""
-    return "not against the coordinator" in against["site"]
+    is_told = "not against the coordinator" in against["site"]
+    return is_told and "the coordinator included" in against["contribution"]
+
+
+def hides_from_the_coordinator(mechanism: Mechanism) -> bool:
+    """Under masks, in rounds of the fewest survivors, some of whom tell what they sent. The other
+    canaries are in `test_masked_audit`."""
+    return not audit(mechanism, added(m.CLIP)[:1], m.MASKED_CLAIM, 40_000, m.SURE).is_refuted
+
+
+def has_noise_under_its_masks(text: str) -> bool:
+    """A plan that hides sites by masked sums: by noise that its sites add, unless it says that
+    the coordinator, who then sees exact sums, is trusted."""
+    plan = parse_plan(text)
+    return plan.has_noise_shares and any(AGAINST["contribution"] in x for x in plan.guarantees())
 
 
 # ---- planted ------------------------------------------------------------------------
@@ -123,7 +136,19 @@ class Line:
         return f"{self.mistake}: {self.holds.__name__}"
 
 
+MASKED_SITES = """
+[federation]
+quorum = 7
+[selection]
+target = 10
+[security]
+secure_aggregation = true
+[privacy]
+unit = "site"
+epsilon = 4.0
+"""
 SUM = m.central(m.seeded())
+MASKED_SUM = m.under_masks(m.seeded())
 ROW = m.local(m.seeded())
 
 TABLE = (
@@ -192,6 +217,7 @@ TABLE = (
         )
         for path, text in (
             ("update/noise.py", "extra = np.random.default_rng(7).normal(0, 1, 3)"),
+            ("update/ring_noise.py", "share = np.random.default_rng(7).integers(-9, 9, 3)"),
             ("privacy/normal.py", "import random"),
             ("privacy/normal.py", "from numpy.random import Generator"),
             ("torch/private_descent.py", "noise = torch.normal(0.0, 1.0, (3,))"),
@@ -214,8 +240,22 @@ TABLE = (
         "central noise with SecAgg",
         STATIC,
         says_from_whom_it_does_not_protect,
-        {"site": "everybody who sees models"},
+        {**AGAINST, "site": "everybody who sees models"},
         AGAINST,
+    ),
+    Line(
+        "central noise with SecAgg",
+        AUDIT,
+        hides_from_the_coordinator,
+        m.under_masks(m.seeded(), honest=m.COHORT),
+        MASKED_SUM,
+    ),
+    Line(
+        "central noise with SecAgg",
+        STATIC,
+        has_noise_under_its_masks,
+        f'{MASKED_SITES}noise_at = "coordinator"',
+        MASKED_SITES,
     ),
     Line("one ε for all", ACCOUNT, p.keeps_units_apart, p.of_any_unit, acc.decide),
     Line(

@@ -2,54 +2,135 @@
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import product
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from consortium.crypto.secure_sum.session import Terms, terms_for
+from consortium.crypto.hazmat.masks import U32
+from consortium.crypto.secure_sum import coordinator
+from consortium.crypto.secure_sum.coordinator import MaskedSum, unmask
+from consortium.crypto.secure_sum.session import Session, Split, Terms, terms_for
+from consortium.crypto.secure_sum.site import Answer
 from consortium.errors import InsufficientParticipantsError
+from consortium.testing import secure_dropouts
+from consortium.testing.secure_dropouts import (
+    Campaign,
+    Case,
+    campaign,
+    every_case,
+    random_cases,
+)
 from tests.secagg.scene import Ids, Scene, ids, scene
+from tests.secagg.test_planted import sign_flipped_at_the_coordinator
 
-PHASES = (1, 2, 3, 4, 5)  # before keys, before shares, before the vector, before the answer, never
-
-
-@cache
-def of_those(sites: Ids, terms: Terms) -> Scene:
-    return Scene(tuple(sorted(sites)), terms)
+Patch = pytest.MonkeyPatch
 
 
-def outcome(count: int, leaves: tuple[int, ...]) -> tuple[str, Ids]:
-    """ "sum", or where it was refused; and who is in the sum."""
-    terms = terms_for(count)
-    left = dict(zip(ids(count), leaves, strict=True))
-    keyed, sharers, survivors, answering = (
-        frozenset(site for site, phase in left.items() if phase > at) for at in (1, 2, 3, 4)
-    )
-    try:
-        found = of_those(keyed, terms).result(sharers, survivors, answering)
-    except InsufficientParticipantsError:
-        return "refused", survivors
-    assert (found == of_those(keyed, terms).true_sum(survivors)).all()
-    return "sum", survivors
+def run(cases: Iterable[Case]) -> Campaign:
+    seen = Campaign()
+    seen.run(cases)
+    return seen
 
 
-def check_every_case(count: int) -> None:
-    """The sum of the survivors, exactly, when enough of them answer; a refusal otherwise."""
-    threshold, sums = terms_for(count).threshold, 0
-    for leaves in product(PHASES, repeat=count):
-        answering = sum(phase == 5 for phase in leaves)
-        keyed = sum(phase > 1 for phase in leaves)
-        is_enough = answering >= threshold and keyed >= 3
-        assert outcome(count, leaves)[0] == ("sum" if is_enough else "refused"), leaves
-        sums += is_enough
-    assert 0 < sums < 5**count
+@pytest.mark.parametrize(("count", "sums"), [(3, 10), (4, 17), (5, 21)])
+def test_every_dropout_gives_the_exact_sum_or_a_refusal(count: int, sums: int) -> None:
+    """Of 5**n cases there is a sum in 1 + 4n: nobody leaves, or one, before any phase. Of three
+    sites none can leave before the keys: no sum is of two alone."""
+    seen = run(every_case(count))
+    assert (seen.violations, seen.sums, seen.refusals) == ([], sums, 5**count - sums)
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
-def test_every_dropout_gives_the_exact_sum_or_a_refusal(count: int) -> None:
-    check_every_case(count)
+def test_some_dropouts_of_six_give_the_exact_sum_or_a_refusal() -> None:
+    """One of 23; `make soak` has all."""
+    seen = run(islice(every_case(6), 0, None, 23))
+    assert seen.violations == [] and seen.sums > 5 and seen.refusals > 500
+
+
+@pytest.mark.parametrize(("number", "is_sum"), [(0, True), (3, False)])
+def test_a_hundred_sites_give_the_exact_sum_or_a_refusal(number: int, is_sum: bool) -> None:
+    """`make soak` has two hundred of these."""
+    (case,) = islice(random_cases(number + 1, 100, seed=0), number, None)
+    seen = run([case])
+    assert (seen.violations, seen.sums, seen.refusals) == ([], is_sum, not is_sum)
+
+
+def test_a_campaign_counts_what_it_has_run() -> None:
+    told = campaign([3], 2, 4, seed=1)
+    assert told["cases"] == 127 == told["exact_sums"] + told["refusals"]
+    assert told["violations"] == []
+
+
+# ---- bugs that the cases must find ---------------------------------------------------
+
+
+def sum_at_any_rate(patch: Patch) -> None:
+    """A coordinator that gives what it has when seeds do not come back."""
+
+    def careless(masked: MaskedSum, answers: Iterable[Answer]) -> U32:
+        try:
+            return unmask(masked, answers)
+        except InsufficientParticipantsError:
+            return masked.total
+
+    patch.setattr(secure_dropouts, "unmask", careless)
+
+
+def one_too_many(patch: Patch) -> None:
+    """A coordinator that wants one survivor more than it takes."""
+    real = Session.check_enough
+
+    def check_enough(self: Session, sites: Ids) -> None:
+        real(self, sites)
+        if len(sites) == self.terms.quorum:
+            raise InsufficientParticipantsError("one more")
+
+    patch.setattr(Session, "check_enough", check_enough)
+
+
+def dropped_forgotten(patch: Patch) -> None:
+    """Masks of those who dropped stay in the sum."""
+    patch.setattr(coordinator, "_pair_keys", lambda *_: [])
+
+
+def counted_out(patch: Patch) -> None:
+    """A site is told of a split without one that dropped."""
+    real = MaskedSum.split
+
+    def split(self: MaskedSum) -> Split:
+        found = real(self)
+        return Split(found.survivors, frozenset(sorted(found.dropped)[1:]))
+
+    patch.setattr(MaskedSum, "split", split)
+
+
+PLANTED: dict[str, tuple[Callable[[Patch], None], str]] = {
+    "wrong sign": (sign_flipped_at_the_coordinator, "the sum is not that of the survivors"),
+    "sum at any rate": (sum_at_any_rate, "there is a sum, and too few answered"),
+    "one too many": (one_too_many, "refused, and enough of them answered"),
+    "dropped forgotten": (dropped_forgotten, "the sum is not that of the survivors"),
+    "counted out": (counted_out, "refused for another reason"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found_by_the_cases(name: str, monkeypatch: Patch) -> None:
+    plant, words = PLANTED[name]
+    plant(monkeypatch)
+    seen = run(every_case(4))
+    assert any(words in one for one in seen.violations)
+    assert seen.sums + seen.refusals + len(seen.violations) == 5**4
+
+
+def test_a_violation_says_which_case_it_was(monkeypatch: Patch) -> None:
+    dropped_forgotten(monkeypatch)
+    seen = run([Case((4, 2, 4, 4))])
+    said = "4 sites, site-001 before vector: the sum is not that of the survivors"
+    assert seen.violations == [said]
+
+
+# ---- other graphs and sizes ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

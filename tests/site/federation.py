@@ -57,7 +57,7 @@ name = "small"
 rounds = {rounds}
 quorum = {quorum}
 [selection]
-fraction = 1.0
+{selection}
 wait_for = {wait_for}
 [round]
 duration = "{duration}"
@@ -215,6 +215,14 @@ class Small:
         finally:
             operator.close()
 
+    def order(self, what: str) -> None:
+        """What the lead says: hold, resume."""
+        operator = Operator(self.data)
+        try:
+            operator.post(f"{operator.federation(None)}/{what}", {})
+        finally:
+            operator.close()
+
     def start_coordinator(self) -> None:
         self.coordinator.start()
         wait_for(self._is_there)
@@ -270,19 +278,24 @@ def found(
     quorum: int = 3,
     duration: str = "30s",
     sites: int = 0,  # that must be there before a round begins; 0: the quorum
+    selection: str = "fraction = 1.0",
     more: str = "",
+    task: str = TASK,
+    prelude: str = "",
 ) -> Small:
-    """A locked study and a coordinator that hosts it, started. `more` is for the plan's end."""
+    """A locked study and a coordinator that hosts it, started. `more` is for the plan's end;
+    `prelude` runs in the coordinator's process before anything else."""
     study = folder / "study"
     study.mkdir()
-    (study / "task.py").write_text(TASK)
+    (study / "task.py").write_text(task)
     plan = study / "consortium.toml"
-    times = {"duration": duration, "wait_for": sites or quorum}
+    times = {"duration": duration, "wait_for": sites or quorum, "selection": selection}
     plan.write_text(PLAN.format(rounds=rounds, quorum=quorum, **times) + more)
     sample = folder / "sample.csv"
     sample.write_text("x\n1\n")
     write_lock(study, *make_lock(load_study(plan, sample), seed=1))
-    arguments = [sys.executable, "-c", _COORDINATOR, str(folder / "coordinator"), str(plan)]
+    script = prelude + _COORDINATOR
+    arguments = [sys.executable, "-c", script, str(folder / "coordinator"), str(plan)]
     process = Process([*arguments, str(free_port())], folder / "coordinator.log")
     small = Small(folder, process)
     small.start_coordinator()

@@ -22,6 +22,7 @@ from consortium.site.clock import SharedClock
 from consortium.site.events import Event
 from consortium.site.listener import Listener
 from consortium.site.machine import Machine
+from consortium.site.secret_sums import SecretSums
 from consortium.site.studies import Studies
 from consortium.site.tools import Situation, Tools
 from consortium.site.transfer import Transfer
@@ -146,6 +147,7 @@ def _scene(made: Lab, small: Small) -> Scene:
         client=client,
         transfer=transfer,
         studies=Studies(home, client, transfer),
+        secrets=SecretSums(home, client),
         tell=events.append,
         progress=lambda *_: None,
     )

@@ -157,9 +157,9 @@ class Forecast:
         return {
             "federation": self.plan.federation.name,
             "account": budget.account,
-            "unit": section.hides,
-            "adjacency": ADJACENCY[section.hides],
-            "against": AGAINST[section.hides],
+            "unit": self.plan.unit,
+            "adjacency": ADJACENCY[self.plan.unit],
+            "against": AGAINST[self.plan.unit],
             "delta": section.delta,
             "accountant": name_for(budget.costs),
             "noise_multiplier": section.noise_multiplier,
@@ -178,7 +178,7 @@ class Forecast:
 
         section, budget = self.plan.privacy, self.plan.budget
         assert budget is not None, "a private plan has a budget"
-        pairs = promise_pairs(section.hides, section.delta, name_for(budget.costs))
+        pairs = promise_pairs(self.plan.unit, section.delta, name_for(budget.costs))
         if section.target is not None:
             pairs.append(("asked for", _asked(self.plan)))
         side = f"; {section.side_noise:g} on counts and scores" if section.side_noise else ""
@@ -286,6 +286,6 @@ def _draw(forecast: Forecast, plot: Path) -> None:
     lines.append(Line("by RDP alone", [(one.rounds, one.rdp) for one in found]))
     lines += [Line(place(one.window), [], one.limit) for one in forecast.allowances]
     section = plan.privacy
-    title = f"{plan.federation.name}: per {section.hides}, delta {section.delta:g}"
+    title = f"{plan.federation.name}: per {plan.unit}, delta {section.delta:g}"
     draw_lines(lines, plot, title=title, across="rounds")
     say(f"drawn: {plot}")

@@ -219,6 +219,29 @@ def _copy(source: Path, out: Path) -> None:
     data(str(out))
 
 
+@command
+def members(home: HomeFolder = DEFAULT_HOME) -> None:
+    """List the sites that this one has met in secret sums, by their keys.
+
+    Compare a fingerprint with that site's people, then: consortium site policy --set known=KEY,KEY
+    """
+    from consortium.site.members import Members, fingerprint
+    from consortium.site.policy import read_policy
+
+    with site_of(home) as (found, _):
+        known = read_policy(found.policy_file).known
+        own = found.key.public.hex()
+        data(f"this site   {fingerprint(own)}  {own}")
+        rows = sorted(Members(found.path).all().items())
+        for site, key in rows:
+            word = "known" if key in known else "not known"
+            data(f"{word:<10}  {fingerprint(key)}  {key}  {site}")
+        if not rows:
+            say("no other site was met here yet: a plan whose sums are secret brings them")
+        told = [{"site": site, "key": key, "known": key in known} for site, key in rows]
+        envelope("site members", {"key": own, "members": told})
+
+
 # ---- the policy ---------------------------------------------------------------------
 
 
@@ -254,7 +277,7 @@ def policy(
         envelope("site policy", told)
 
 
-_LISTS = ("tasks", "may_leave", "readable")  # words with commas between will do
+_LISTS = ("tasks", "may_leave", "readable", "known")  # words with commas between will do
 
 
 def _setting(text: str) -> tuple[str, object]:

@@ -18,6 +18,7 @@ from consortium import __version__
 from consortium.coordinator import (
     routes_open,
     routes_operator,
+    routes_secret,
     routes_seed,
     routes_site,
     routes_token,
@@ -38,7 +39,7 @@ from consortium.wire.version import PRESENT, PROTOCOL
 _NO_TELEMETRY: dict[str, Any] = {
     "telemetry": {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 }
-MODULES = (routes_open, routes_site, routes_operator, routes_token, routes_seed)
+MODULES = (routes_open, routes_site, routes_secret, routes_operator, routes_token, routes_seed)
 _FIRST_REFUSAL = 400
 _VERSION = (PROTOCOL.lower().encode(), str(PRESENT).encode())
 _log = logging.getLogger(__name__)

@@ -27,6 +27,7 @@ from consortium.wire.messages import (
     ServerStart,
     Submission,
 )
+from consortium.wire.secret_sum import AnswerNote, KeysNote, SharesNote
 from consortium.wire.signing import AUDIENCE, DIGEST, NONCE, ROUND, SIGNATURE, SITE
 
 Body = type[BaseModel] | Literal["bytes"] | None
@@ -38,11 +39,13 @@ ACTION = "x-action"  # which action of `access` a route is
 
 
 _BODIES: tuple[type[BaseModel], ...] = (
+    AnswerNote,
     Ask,
     ClientRegister,
     Enrol,
     FailureNote,
     Invite,
+    KeysNote,
     Listens,
     NewToken,
     Problem,
@@ -50,6 +53,7 @@ _BODIES: tuple[type[BaseModel], ...] = (
     Report,
     ScoreNote,
     ServerStart,
+    SharesNote,
     Submission,
 )
 _HEADERS = {

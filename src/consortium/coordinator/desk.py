@@ -8,7 +8,6 @@ is fed or read together, and never while a duty is performed.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
@@ -20,6 +19,7 @@ from consortium.coordinator.loop import Loop, OnTrouble
 from consortium.coordinator.news import News
 from consortium.coordinator.registry import Registry
 from consortium.coordinator.rows import SiteNote, SiteRow
+from consortium.coordinator.secret_desk import SecretDesk
 from consortium.coordinator.study import Study, adopted_study
 from consortium.coordinator.uploads import Uploads
 from consortium.core import duties as d
@@ -79,7 +79,7 @@ _TOGETHER_S = 0.05  # from a round's end to the next one's invitation, if they a
 _ENDS = (RoundCompleted, RoundFailed, FederationFinished)
 _HEADER_BYTES = 64 << 10  # of an update's file, beside its numbers
 _PATIENCE_S = 1.0  # the longest that the worker sleeps without a look at the log
-_log = logging.getLogger(__name__)
+_Answered = i.Fail | i.Score | i.GiveShares | i.GiveAnswer
 
 
 def _has(facts: Facts, kinds: tuple[type, ...]) -> bool:
@@ -105,12 +105,12 @@ class Desk:
         self.index = RoundIndex(directory.log, self.id)
         self.coordinator = Coordinator(directory, self.id, clock)
         self._directory, self._registry = directory, registry
-        self._clock, self._uploads, self._seed = clock, uploads, seed
+        self.clock, self._uploads, self._seed = clock, uploads, seed
         self._driver = self.coordinator.driver
         self._study: Study | None = None
         self._watchers: list[Callable[[], None]] = []
         self._signed: dict[tuple[str, d.SiteDuty], Signature] = {}
-        self.heard = Heard(registry, self.id)
+        self.heard, self.secret = Heard(registry, self.id), SecretDesk(self, registry)
         self._loop = Loop(self._turn, self._rest_s)
         self._written_s = time.monotonic()
         self._has_ended = True  # a checkpoint is due: the last one may not have been kept
@@ -230,11 +230,11 @@ class Desk:
             wakes_ms = self._driver.wakes_at_ms()
         if wakes_ms is None:
             return _PATIENCE_S
-        return min(max(wakes_ms - self._clock.now_ms(), 1) / 1000, _PATIENCE_S)
+        return min(max(wakes_ms - self.clock.now_ms(), 1) / 1000, _PATIENCE_S)
 
     def _hands(self) -> CoordinatorHands:
         study = self.study_of_plan()
-        rules = study.plan, study.layout, self.blobs, self._clock, self._draw
+        rules = study.plan, study.layout, self.blobs, self.clock, self._draw
         return hands_for(*rules, accounts=self.accounts)
 
     def _draw(self, number: int) -> bytes:
@@ -264,7 +264,7 @@ class Desk:
     def has_news(self, site: SiteRow, ask: Ask) -> bool:
         """Whether `answer` would say something else than what the site has. Cheap."""
         with self.lock:
-            seat = self._seat(site)
+            seat = self.seat(site)
             news = self._news(seat, ask)
             return not news.is_known(ask.have, has_answered=has_answered(self.state, seat))
 
@@ -272,7 +272,7 @@ class Desk:
         """What a site is told now. Never waits."""
         with self.lock:
             note = self.hear(site, ask)
-            news = self._news(self._seat(site), ask)
+            news = self._news(self.seat(site), ask)
             offer = self.coordinator.offer(ask.seen_size)
             state = self.state
             open_round = state.round.number if state.round else 0
@@ -284,7 +284,7 @@ class Desk:
             settled = SettledRound(round=number, is_counted=is_counted)
         return Answer(
             mark=news.mark,
-            now_ms=self._clock.now_ms(),
+            now_ms=self.clock.now_ms(),
             offer=WireOffer(
                 since=offer.since, path=[part.hex() for part in offer.path], note=offer.note
             ),
@@ -301,7 +301,7 @@ class Desk:
         """Note what a site says of itself when it asks; what is known of it now."""
         keys = [Verifier(SIGNER_NAME, key) for key in self.state.log_keys]
         cosigned = verified_cosignature(ask.cosignature, site, origin_of(self.id), keys)
-        return self.heard.take(site, ask, cosigned, self._clock.now_ms())
+        return self.heard.take(site, ask, cosigned, self.clock.now_ms())
 
     def _news(self, seat: Seat, ask: Ask) -> News:
         state, number = self.state, ask.unsettled
@@ -324,7 +324,7 @@ class Desk:
             self._signed[site.id, duty] = signed
         return signed
 
-    def _seat(self, site: SiteRow) -> Seat:
+    def seat(self, site: SiteRow) -> Seat:
         if site.seat is None or self._member(site) is None:
             raise UnauthorizedClientError("this site is not on the roster")
         return Seat(site.seat)
@@ -351,7 +351,7 @@ class Desk:
         """Whether this blob is for this site: the study, published models, what its own part of
         the open round needs. Never another site's update."""
         with self.lock:
-            state, seat = self.state, self._seat(site)
+            state, seat = self.state, self.seat(site)
             sheet = self.study_of_plan().sheet
             if digest.hex() in (sheet.plan, sheet.layout, sheet.bundle, sheet.lock):
                 return True
@@ -369,10 +369,10 @@ class Desk:
     def upload_limit(self, site: SiteRow) -> int:
         """The most bytes that this site may upload now; nothing unless it is to answer."""
         with self.lock:
-            state, seat = self.state, self._seat(site)
+            state, seat = self.state, self.seat(site)
             if not may_send(state, seat):
                 made = state.lapsed.get(seat)
-                over = made and why_over(state, seat, made, self._clock.now_ms())
+                over = made and why_over(state, seat, made, self.clock.now_ms())
                 if over:
                     raise over  # the site learns why before it has sent anything
                 return 0
@@ -381,8 +381,8 @@ class Desk:
 
     def report(self, site: SiteRow, body: Report) -> Taken:
         with self.lock:
-            seat = self._seat(site)
-        self.feed(i.Report(seat, tuple(sorted(body.report.items())), self._clock.now_ms()))
+            seat = self.seat(site)
+        self.feed(i.Report(seat, tuple(sorted(body.report.items())), self.clock.now_ms()))
         return Taken()
 
     def register(self, site: SiteRow, body: ClientRegister) -> ClientRegistered:
@@ -393,7 +393,7 @@ class Desk:
         if body.model_type not in (entry, entry.partition(":")[2]):
             raise WireError(f"this federation's task is `{entry}`", hint="use it as model_type")
         with self.lock:
-            told = self.state.roster.attributes(self._seat(site))
+            told = self.state.roster.attributes(self.seat(site))
         self.report(site, Report(report=told))  # what it said of itself before stays
         return ClientRegistered(client_id=self.client_id(site), registered=True)
 
@@ -406,7 +406,7 @@ class Desk:
         asked before its bytes become a blob, and again when the fact is made."""
         digest = Digest(bytes.fromhex(body.update))
         with self.lock:
-            seat = self._seat(site)
+            seat = self.seat(site)
             is_new = bool(decide(self.state, self._submission(number, seat, digest, None)))
         if is_new:
             self._adopt(site, digest, body.size_bytes)
@@ -417,7 +417,7 @@ class Desk:
     def _submission(
         self, number: int, seat: Seat, digest: Digest, envelope: Digest | None
     ) -> i.Submit:
-        return i.Submit(number, seat, digest, envelope, self._clock.now_ms())
+        return i.Submit(number, seat, digest, envelope, self.clock.now_ms())
 
     def _adopt(self, site: SiteRow, digest: Digest, size_bytes: int) -> None:
         uploads = self._uploads
@@ -442,14 +442,14 @@ class Desk:
         if body.failure not in Failure.__members__:
             raise WireError("there is no failure of that name")
         with self.lock:
-            seat = self._seat(site)
-        failed = i.Fail(number, seat, Failure[body.failure], None, self._clock.now_ms())
-        self._take(failed, envelope)
+            seat = self.seat(site)
+        failed = i.Fail(number, seat, Failure[body.failure], None, self.clock.now_ms())
+        self.take(failed, envelope)
         return Taken()
 
     def score(self, site: SiteRow, number: int, body: ScoreNote, envelope: bytes) -> Taken:
         with self.lock:
-            seat = self._seat(site)
+            seat = self.seat(site)
         scored = i.Score(
             number,
             seat,
@@ -458,12 +458,12 @@ class Desk:
             tuple(body.candidate),
             tuple(body.base),
             None,
-            self._clock.now_ms(),
+            self.clock.now_ms(),
         )
-        self._take(scored, envelope)
+        self.take(scored, envelope)
         return Taken()
 
-    def _take(self, item: i.Fail | i.Score, envelope: bytes) -> None:
+    def take(self, item: _Answered, envelope: bytes) -> None:
         """Feed it with its envelope, which is kept only if something follows from it."""
         with self.lock:
             is_new = bool(decide(self.state, item))
@@ -472,9 +472,9 @@ class Desk:
 
     def leave(self, site: SiteRow) -> Taken:
         with self.lock:
-            seat = self._seat(site)
-        self.feed(i.Dismiss(seat, Departure.LEFT, self._clock.now_ms()))
-        self._registry.revoke(site.id, self._clock.now_ms())  # its name is free again
+            seat = self.seat(site)
+        self.feed(i.Dismiss(seat, Departure.LEFT, self.clock.now_ms()))
+        self._registry.revoke(site.id, self.clock.now_ms())  # its name is free again
         return Taken()
 
     # ---- receipts -------------------------------------------------------------------
@@ -482,7 +482,7 @@ class Desk:
     def receipt(self, site: SiteRow, number: int) -> ReceiptReply:
         """That the log has this site's update, in the newest checkpoint."""
         with self.lock:
-            seat = self._seat(site)
+            seat = self.seat(site)
             position = self.index.received_at(number, seat)
             if position is None:
                 raise WrongRoundError(f"this site has sent nothing to round {number}")

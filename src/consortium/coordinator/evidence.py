@@ -11,17 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from consortium.core import facts as f
+from consortium.core import secagg_facts as m
 from consortium.core.ids import Digest
 from consortium.core.roster import Member
 from consortium.core.state import Federation
+from consortium.crypto.recipes import verify
+from consortium.crypto.secure_sum.session import Advert, RoundName
 from consortium.errors import ConsortiumError
 from consortium.model import digest_of
 from consortium.store.files import FileBlobs
 from consortium.wire.messages import FailureNote, Message, ScoreNote, Submission
+from consortium.wire.secret_sum import AnswerNote, SharesNote, packed
 from consortium.wire.signing import RequestLine, read_envelope
 
-_Answer = f.UpdateReceived | f.SiteDropped | f.Evaluated
-_ROUTES = {f.UpdateReceived: "update", f.SiteDropped: "failure", f.Evaluated: "score"}
+_Answer = f.UpdateReceived | f.SiteDropped | f.Evaluated | m.SharesReceived | m.AnswerReceived
+_ROUTES = {
+    f.UpdateReceived: "update",
+    f.SiteDropped: "failure",
+    f.Evaluated: "score",
+    m.SharesReceived: "shares",
+    m.AnswerReceived: "answer",
+}
 
 
 @dataclass(slots=True)
@@ -42,6 +52,8 @@ class Evidence:
     def complaint(self, state: Federation, fact: f.Fact) -> str | None:
         """What is wrong with the request that `fact` rests on; None when it is right, or when
         the fact needs none. `state` is the one before the fact."""
+        if isinstance(fact, m.KeysReceived):
+            return self._about_keys(state, fact)
         if not isinstance(fact, _Answer):
             return None
         member = state.roster.members.get(fact.seat)
@@ -74,6 +86,17 @@ class Evidence:
         self._tally.count += 1
         return None
 
+    def _about_keys(self, state: Federation, fact: m.KeysReceived) -> str | None:
+        """Keys carry their signature with them: everybody who masks with the site has seen it."""
+        member = state.roster.members[fact.seat]
+        advert = Advert(member.site, fact.mask_key, fact.seal_key, fact.commitment)
+        try:
+            verify(member.key, advert.to_sign(RoundName(state.id, fact.round)), fact.signature)
+        except ConsortiumError:
+            return "the site did not sign these keys"
+        self._tally.count += 1
+        return None
+
     def _body(self, state: Federation, fact: _Answer) -> Message:
         """What the site must have sent, if the fact is true."""
         match fact:
@@ -89,6 +112,20 @@ class Evidence:
                     candidate=list(fact.candidate),
                     base=list(fact.base),
                 )
+            case m.SharesReceived():
+                sealed = packed(self._blobs.get(fact.shares))
+                return SharesNote(session=_name(state, "session"), sealed=sealed)
+            case m.AnswerReceived():
+                shares = packed(self._blobs.get(fact.answer))
+                return AnswerNote(split=_name(state, "split"), shares=shares)
+
+
+def _name(state: Federation, what: str) -> str:
+    """Of the open round's session or split: what a legal fact rests on is there."""
+    assert state.round is not None
+    named = getattr(state.round, what)
+    assert isinstance(named, bytes)
+    return named.hex()
 
 
 def _candidate(state: Federation) -> Digest:

@@ -2,15 +2,16 @@
 
 A duty may be done twice: whoever performs it reports with an input that names what was
 done, and old news makes no facts. A duty says all that its performer must know: it may be
-done while the state moves on. The first group is the coordinator's own work; `Train` and
-`Evaluate` are what one site is asked for when it comes to ask.
+done while the state moves on. The first group is the coordinator's own work; from `Train` on they
+are what one site is asked for when it comes to ask.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from consortium.core.ids import Digest, Seat
+from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.secagg_facts import KeysReceived
 from consortium.core.terms import Budget, Terms
 
 
@@ -53,6 +54,20 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True)
+class Lifting:
+    """What it takes to take the masks off a sum: who agreed on which keys, who masked, who is in
+    the sum, and what members answered for each other."""
+
+    federation: str
+    seed: bytes  # of the round, and public
+    quorum: int
+    keys: tuple[tuple[SiteId, KeysReceived], ...]
+    sharers: tuple[SiteId, ...]
+    members: tuple[SiteId, ...]  # in the order of the updates
+    answers: tuple[tuple[SiteId, Digest], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """Sum what the members sent and step the model; report `Summed` or `NotSummed`.
 
@@ -69,6 +84,7 @@ class Aggregate:
     # Without a barrier: of each update, how many versions its base is older than `base`.
     staleness: tuple[int, ...] = ()
     discount_ppm: int = 0  # a: an update counts (1 + staleness)^-a of itself
+    lifting: Lifting | None = None  # where the updates are masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,40 @@ class Train:
     task: Digest
     deadline_ms: int
     is_urgent: bool
+    sharing: Digest | None = None  # names those who mask with each other; None: nobody does
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSum:
+    """A site's invitation to a round whose sum is secret: it is asked for keys."""
+
+    round: int
+    seat: Seat
+    base: Digest
+    server_state: Digest | None
+    plan: Digest
+    task: Digest
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A site is asked to share its seeds among the session's sites."""
+
+    round: int
+    seat: Seat
+    session: Digest
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unmask:
+    """A member is asked for its shares of the others, by this split."""
+
+    round: int
+    seat: Seat
+    split: Digest
+    deadline_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +190,5 @@ class Evaluate:
 
 
 Duty = WakeAt | Draw | Check | Screen | Aggregate | Judge | Release | Reserve | Settle
-SiteDuty = Train | Evaluate
+Invitation = Train | JoinSum  # to train, in the end
+SiteDuty = Train | Evaluate | JoinSum | Share | Unmask

@@ -6,16 +6,18 @@ log. One small function a fact; the machines' moves come from `tables`.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from consortium.core import facts as f
-from consortium.core.ids import Seat, Seats
+from consortium.core import secagg_evolve
+from consortium.core.ids import Seats
+from consortium.core.names import split_name
 from consortium.core.roster import Member
 from consortium.core.state import Federation, Payment, Round, Sums, Version
-from consortium.core.tables import FEDERATION, Step, round_moves
+from consortium.core.tables import FEDERATION, Phase, Step, round_moves
 from consortium.core.terms import Budget, Terms
 
 
@@ -138,8 +140,8 @@ def _site_departed(state: Federation, fact: f.SiteDeparted) -> None:
         return
     # Without a barrier it is in the buffer, or awaited, in any step.
     is_out = fact.seat in open_round.waiting or fact.seat in open_round.unchecked
-    if open_round.step is Step.TRAINING or (is_out and _terms(state).is_buffered):
-        _fall(open_round, fact.seat, f.Failure.REVOKED)
+    if open_round.step.phase is Phase.TRAINING or (is_out and _terms(state).is_buffered):
+        open_round.fall(fact.seat, f.Failure.REVOKED)
     elif open_round.step is Step.EVALUATING:  # later, the gate's evidence is closed
         open_round.unheard.pop(fact.seat, None)
         open_round.evaluations.pop(fact.seat, None)
@@ -257,13 +259,13 @@ def _cohort_trained(state: Federation, fact: f.CohortTrained) -> None:
 
 
 def _rejected(state: Federation, fact: f.UpdateRejected) -> None:
-    _fall(_open(state), fact.seat, fact.fault)
+    _open(state).fall(fact.seat, fact.fault)
 
 
 def _excluded(state: Federation, fact: f.UpdateExcluded) -> None:
     open_round = _open(state)
     open_round.members.pop(fact.seat, None)  # before the closing there are none
-    _fall(open_round, fact.seat, fact.fault)
+    open_round.fall(fact.seat, fact.fault)
 
 
 def _dropped(state: Federation, fact: f.SiteDropped) -> None:
@@ -273,12 +275,15 @@ def _dropped(state: Federation, fact: f.SiteDropped) -> None:
     elif fact.seat in open_round.unheard:  # it cannot evaluate; its update is counted all the same
         del open_round.unheard[fact.seat]
     else:
-        _fall(open_round, fact.seat, fact.failure)
+        open_round.fall(fact.seat, fact.failure)
 
 
 def _closed(state: Federation, fact: f.RoundClosed) -> None:
-    open_round = _open(state)
+    open_round, masking = _open(state), _terms(state).masking
     open_round.members = dict.fromkeys(fact.members)
+    if masking is not None:
+        open_round.closed, open_round.split = fact, split_name(fact)
+        open_round.deadline_ms = fact.at_ms + masking.phase_ms
     counts = state.roster.taken_part
     for seat in fact.members:
         counts[seat] = counts.get(seat, 0) + 1
@@ -290,7 +295,7 @@ def _closed(state: Federation, fact: f.RoundClosed) -> None:
 def _member_removed(state: Federation, fact: f.MemberRemoved) -> None:
     open_round = _open(state)
     del open_round.members[fact.seat]
-    _fall(open_round, fact.seat, f.Failure.REVOKED)
+    open_round.fall(fact.seat, f.Failure.REVOKED)
 
 
 def _screened(state: Federation, fact: f.UpdatesScreened) -> None:
@@ -381,21 +386,6 @@ def _withdraw(state: Federation) -> None:
     state.passing = {}
 
 
-def _fall(open_round: Round, seat: Seat, why: f.Fault | f.Failure) -> None:
-    """Move an invited seat to the fallen; a seat that was not invited is left alone."""
-    if seat in open_round.accepted:
-        norm = open_round.accepted.pop(seat)
-        if norm is not None:
-            del open_round.norms[bisect_left(open_round.norms, norm)]
-    elif seat in open_round.waiting:
-        del open_round.waiting[seat]
-    elif seat in open_round.unchecked:
-        del open_round.unchecked[seat]
-    else:
-        return
-    open_round.fallen[seat] = why
-
-
 def _open(state: Federation) -> Round:
     assert state.round is not None, "a fact about a round, and none is open"
     return state.round
@@ -449,4 +439,5 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.RoundFailed: _failed,
     f.UpdatesScreened: _screened,
     f.InvitationsKept: _kept,
+    **secagg_evolve.RECORD,
 }

@@ -3,7 +3,7 @@
 House rules: past tense; small; frozen; no tensors (they live in the blob store under
 their digest), no names of people or places, no secrets. `KIND` numbers are for ever: to
 change a meaning, add a new fact with a new number. 64–71 are those of a privacy account, which
-has a log of its own; 80–95 are kept for secure aggregation (see docs/spec/facts.md).
+has a log of its own; 80–95 are those of secret sums, in `secagg_facts` (see docs/spec/facts.md).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from consortium.core.budget_facts import BudgetRefused as BudgetRefused
 from consortium.core.budget_facts import BudgetReserved as BudgetReserved
 from consortium.core.budget_facts import BudgetSettled as BudgetSettled
 from consortium.core.ids import Digest, Seat, Seats, SiteId
+from consortium.core.secagg_facts import MaskedRoundFact
+from consortium.core.secagg_facts import MaskingAdopted as MaskingAdopted
 from consortium.core.terms import ReportValue, Terms
 
 
@@ -52,6 +54,7 @@ class Failure(IntEnum):
     MODEL = 7
     NO_TEST_DATA = 8
     REVOKED = 9
+    ABSENT = 10  # it did not answer in time while keys, or shares, were exchanged
 
 
 class Departure(IntEnum):
@@ -460,6 +463,7 @@ FederationFact = (
     | FederationFinished
     | LogKeyAdopted
     | BufferingAdopted
+    | MaskingAdopted
     | BudgetAdopted
     | BudgetAsked
     | BudgetReserved
@@ -491,5 +495,6 @@ RoundFact = (
     | RoundFailed
     | UpdatesScreened
     | InvitationsKept
+    | MaskedRoundFact
 )
 Fact = FederationFact | RoundFact

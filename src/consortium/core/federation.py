@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from consortium.core import budget, buffer, verdict
+from consortium.core import budget, buffer, secagg, verdict
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import round as rounds
@@ -94,11 +94,18 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
         )
     if state.versions and item.layout != state.layout:
         raise WrongPhaseError("the plan's task has another layout than the model")
+    if state.versions and state.terms is not None and state.terms.is_masked > item.terms.is_masked:
+        raise WrongPhaseError(
+            "the sums of this federation are secret, and this plan would show every update",
+            hint="keep [security] secure_aggregation = true, or found another federation",
+        )
     terms, told = item.terms, item.terms.as_adopted()
     facts: list[f.Fact] = [f.PlanAdopted(item.plan, item.task, item.layout, told, item.now_ms)]
     if terms.is_buffered:
         parts = terms.buffer, terms.max_staleness, terms.discount_ppm
         facts.append(f.BufferingAdopted(*parts, item.now_ms))
+    if terms.masking is not None:
+        facts.append(f.MaskingAdopted(terms.masking.phase_ms, item.now_ms))
     if terms.budget is not None:
         paid = terms.budget
         costs = paid.costs, paid.is_spent_at_sites
@@ -162,8 +169,12 @@ def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
     open_round, terms = state.round, state.terms
     if open_round is None or terms is None:
         return ()
+    if open_round.step in (Step.KEYING, Step.SHARING):
+        return secagg.lose(terms, open_round, seat, now_ms)
     if open_round.step is Step.TRAINING:
         return rounds.depart(state, terms, seat, now_ms)
+    if terms.is_masked and open_round.step in (Step.UNMASKING, Step.SUMMING):
+        return secagg.depart_member(terms, open_round, seat, now_ms)
     if open_round.step in (Step.SCREENING, Step.SUMMING):
         return verdict.remove_member(open_round, terms, seat, now_ms)
     if open_round.step is Step.EVALUATING:
@@ -246,6 +257,8 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
         return _open_or_ask(state, item.now_ms) if has_sites else ()
     if open_round.step is Step.SELECTING:
         return rounds.select(state, terms, open_round, item.now_ms)
+    if open_round.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+        return secagg.tick(terms, open_round, item)
     if open_round.step is Step.TRAINING:
         return rounds.tick(state, terms, open_round, item)
     if open_round.step is Step.EVALUATING:
@@ -308,6 +321,9 @@ def _fail(state: Federation, terms: Terms, item: i.Fail) -> Facts:
     is_asked = asked is not None and asked.has_invited(item.seat, item.round)
     if asked is not None and is_asked and item.seat in asked.unheard:
         return verdict.drop_evaluator(asked, item)
+    is_exchanging = asked is not None and asked.step in (Step.KEYING, Step.SHARING)
+    if asked is not None and is_asked and is_exchanging and item.seat in asked.waiting:
+        return secagg.drop(terms, asked, item)
     return rounds.drop(state, terms, item)
 
 
@@ -337,6 +353,9 @@ _ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {
     i.Submit: rounds.submit,
     i.Checked: rounds.check,
     i.Fail: _fail,
+    i.GiveKeys: secagg.give_keys,
+    i.GiveShares: secagg.give_shares,
+    i.GiveAnswer: secagg.give_answer,
     i.TrainedCohort: rounds.train_cohort,
     i.Screened: verdict.screened,
     i.Summed: verdict.summed,

@@ -134,6 +134,41 @@ class Score:
     now_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class GiveKeys:
+    """A site's public keys for a secret sum. Signature and keys were looked at."""
+
+    round: int
+    seat: Seat
+    mask_key: bytes
+    seal_key: bytes
+    commitment: bytes
+    signature: bytes
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveShares:
+    """A site's seeds, in shares that are sealed for their holders."""
+
+    round: int
+    seat: Seat
+    shares: Digest
+    envelope: Digest | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAnswer:
+    """A member's shares of the others, by the split that is on record."""
+
+    round: int
+    seat: Seat
+    answer: Digest
+    envelope: Digest | None
+    now_ms: int
+
+
 # ---- from those who perform duties --------------------------------------------------
 
 
@@ -274,6 +309,9 @@ Input = (
     | Submit
     | Fail
     | Score
+    | GiveKeys
+    | GiveShares
+    | GiveAnswer
     | Tick
     | Drawn
     | Checked

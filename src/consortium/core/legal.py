@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from consortium.core import facts as f
+from consortium.core import secagg_legal as masked
 from consortium.core.ids import Seat
 from consortium.core.state import Federation, Payment, Round
-from consortium.core.tables import FEDERATION, Step, round_moves
+from consortium.core.tables import FEDERATION, Phase, Step, round_moves
 from consortium.core.terms import Budget
 from consortium.core.verdict import means
 
@@ -160,6 +161,7 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFinished: lambda state, fact: True,
     f.LogKeyAdopted: lambda state, fact: fact.key not in state.log_keys,
     f.BufferingAdopted: _buffering_adopted,
+    f.MaskingAdopted: masked.adopted,
     f.BudgetAdopted: _budget_adopted,
     f.BudgetAsked: lambda state, fact: (
         _budget(state) is not None and not state.asked and fact.round == state.next_number
@@ -216,7 +218,7 @@ def _dropped(state: Federation, open_round: Round, fact: f.SiteDropped) -> bool:
 def _is_training(state: Federation, open_round: Round) -> bool:
     """Without a barrier, sites train and answer in every step."""
     is_buffered = state.terms is not None and state.terms.is_buffered
-    return is_buffered or open_round.step is Step.TRAINING
+    return is_buffered or open_round.step.phase is Phase.TRAINING
 
 
 def _excluded(state: Federation, open_round: Round, fact: f.UpdateExcluded) -> bool:
@@ -323,4 +325,5 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     f.RoundCompleted: _completed,
     f.RoundFailed: lambda state, open_round, fact: True,
     f.UpdatesScreened: _screened,
+    **masked.CHECKS,
 }

@@ -7,11 +7,12 @@ open costs; what is over does not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from consortium.core import duties as d
 from consortium.core import verdict
 from consortium.core.buffer import is_fresh
-from consortium.core.ids import Seat
+from consortium.core.ids import Seat, Seats
 from consortium.core.state import Federation, Invitation, Payment, Round
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
@@ -118,7 +119,21 @@ def _owe_sum(state: Federation, terms: Terms, open_round: Round) -> tuple[d.Duty
             tuple(partials),
             tuple(ages),
             terms.discount_ppm,
+            _lifting(state, open_round, tuple(in_order)) if terms.is_masked else None,
         ),
+    )
+
+
+def _lifting(state: Federation, open_round: Round, members: Seats) -> d.Lifting:
+    named = open_round.named
+    return d.Lifting(
+        state.id,
+        open_round.seed,
+        open_round.quorum,
+        tuple((named[seat], keys) for seat, keys in open_round.keys.items()),
+        tuple(named[seat] for seat in open_round.sharers),
+        tuple(named[seat] for seat in members),
+        tuple((named[seat], open_round.answers[seat]) for seat in open_round.lifters),
     )
 
 
@@ -156,10 +171,13 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
         return _train(state, seat, made) if is_fresh(state, made) else None
     if open_round is None:
         return None
+    if open_round.step in _MASKED_STEPS:
+        return _owed_under_masks(state, open_round, seat)
     if seat in open_round.waiting and _is_training(state, open_round):
         is_last = open_round.invited[seat] >= open_round.first_backup
         is_urgent = is_last and seat not in open_round.kept
-        return _train(state, seat, open_round.invitation(seat), is_urgent=is_urgent)
+        asked = _train(state, seat, open_round.invitation(seat), is_urgent=is_urgent)
+        return replace(asked, sharing=open_round.sharing)
     if seat in open_round.unheard:
         assert open_round.model is not None
         return d.Evaluate(
@@ -173,11 +191,45 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
     return None
 
 
+_MASKED_STEPS = frozenset({Step.KEYING, Step.SHARING, Step.UNMASKING})
+
+
+def _owed_under_masks(state: Federation, open_round: Round, seat: Seat) -> d.SiteDuty | None:
+    number, by_ms = open_round.number, open_round.deadline_ms
+    if _has_given(open_round, seat):
+        return None
+    if open_round.step is Step.UNMASKING:
+        assert open_round.split is not None
+        is_asked = seat in open_round.members
+        return d.Unmask(number, seat, open_round.split, by_ms) if is_asked else None
+    if seat not in open_round.waiting:
+        return None
+    if open_round.step is Step.SHARING:
+        assert open_round.session is not None
+        return d.Share(number, seat, open_round.session, by_ms)
+    assert state.plan is not None and state.task is not None
+    ground = open_round.base, open_round.server_state, state.plan, state.task
+    return d.JoinSum(number, seat, *ground, by_ms)
+
+
+def _has_given(open_round: Round, seat: Seat) -> bool:
+    """Whether the site has answered the present step of a secret sum."""
+    match open_round.step:
+        case Step.KEYING:
+            return seat in open_round.keys
+        case Step.SHARING:
+            return seat in open_round.shares
+        case _:
+            return seat in open_round.answers
+
+
 def has_answered(state: Federation, seat: Seat) -> bool:
     """Whether nothing is asked of the site because it has given its answer."""
     open_round, made = state.round, state.passing.get(seat)
     if made is not None:
         return made.update is not None
+    if open_round is not None and open_round.step in _MASKED_STEPS:
+        return seat in open_round.invited and _has_given(open_round, seat)
     if open_round is None or seat not in open_round.invited or seat in open_round.waiting:
         return False
     is_asked_again = open_round.evaluate_by_ms > 0 and seat in open_round.members
@@ -199,8 +251,11 @@ def _train(state: Federation, seat: Seat, made: Invitation, *, is_urgent: bool =
 _OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
     Step.INITIALIZED: _owe_draw,
     Step.SELECTING: _owe_waiting,
+    Step.KEYING: _owe_waiting,
+    Step.SHARING: _owe_waiting,
     Step.TRAINING: _owe_checks,
     Step.SCREENING: _owe_screen,
+    Step.UNMASKING: _owe_waiting,
     Step.SUMMING: _owe_sum,
     Step.EVALUATING: _owe_evaluation,
     Step.JUDGING: _owe_verdict,

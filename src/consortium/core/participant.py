@@ -28,12 +28,16 @@ from consortium.core.site_inputs import (
     Reserved,
     ResumeSite,
     Scored,
+    SendAnswer,
+    SendKeys,
     SendScore,
+    SendShares,
     SendUpdate,
     Settled,
     Shown,
     SiteInput,
     SiteWork,
+    Spool,
     TellFailure,
     Trained,
     TrainHere,
@@ -63,12 +67,16 @@ __all__ = [
     "Reserved",
     "ResumeSite",
     "Scored",
+    "SendAnswer",
+    "SendKeys",
     "SendScore",
+    "SendShares",
     "SendUpdate",
     "Settled",
     "Shown",
     "SiteInput",
     "SiteWork",
+    "Spool",
     "TellFailure",
     "TrainHere",
     "Trained",
@@ -105,6 +113,16 @@ class Participant:
     seen_root: Digest | None = None
     report: tuple[tuple[str, ReportValue], ...] = ()  # what the site says of itself
     account_position: int = 0  # facts that the site's own privacy account has at least
+    # What this site agreed to in a round whose sum is secret: once each, whatever it is told later.
+    session: Digest | None = None
+    sharing: Digest | None = None
+    split: Digest | None = None
+    note: Digest | None = None  # what it gives in the present step
+
+
+_LEAVING = (Stage.SENDING, Stage.SCORING, Stage.KEYING, Stage.SHARING, Stage.UNMASKING)
+# Between the keys and the training of a secret sum: whoever falls out here is not in it.
+_IN_SECRET = (Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED)
 
 
 # ---- rules --------------------------------------------------------------------------
@@ -137,7 +155,7 @@ def _hold(state: Participant, item: HoldSite) -> SiteFacts:
 
 def _stopped(state: Participant, now_ms: int) -> SiteFacts:
     """Work under way is given up, and only the code of why leaves."""
-    if state.stage not in (Stage.TRAINING, Stage.EVALUATING):
+    if state.stage not in (*_IN_SECRET, Stage.TRAINING, Stage.EVALUATING):
         return ()
     return (s.WorkFailed(state.round, Failure.POLICY, now_ms),)
 
@@ -147,32 +165,101 @@ def _resume(state: Participant, item: ResumeSite) -> SiteFacts:
 
 
 def _asked(state: Participant, item: Asked) -> SiteFacts:
-    if item.now_ms > item.duty.deadline_ms:
+    # Work that would come too late is not begun. Keys, shares and answers cost nothing, their time
+    # is short, and clocks differ: whether they come in time, the coordinator says.
+    is_work = isinstance(item.duty, d.Train | d.Evaluate)
+    if is_work and item.now_ms > item.duty.deadline_ms:
         raise DeadlineExpiredError("the invitation's deadline is over")
-    if isinstance(item.duty, d.Train):
-        return _asked_to_train(state, item.duty, item.now_ms)
-    return _asked_to_evaluate(state, item.duty, item.now_ms)
+    match item.duty:
+        case d.Train() if item.duty.sharing is not None:
+            return _asked_to_mask(state, item.duty, item.now_ms)
+        case d.Train() | d.JoinSum():
+            return _invited(state, item.duty, item.now_ms)
+        case d.Evaluate():
+            return _asked_to_evaluate(state, item.duty, item.now_ms)
+        case d.Share():
+            return _asked_to_share(state, item.duty, item.now_ms)
+        case _:
+            return _asked_to_unmask(state, item.duty, item.now_ms)
 
 
-def _asked_to_train(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts:
-    is_again = _is_at(state, duty.round, Stage.TRAINING)
+def _invited(state: Participant, duty: d.Invitation, now_ms: int) -> SiteFacts:
+    is_secret = isinstance(duty, d.JoinSum)
+    is_again = _is_at(state, duty.round, Stage.KEYING if is_secret else Stage.TRAINING)
     if duty.round <= state.round and not is_again:
         return ()  # dealt with already: a round is trained once
     present = (state.task, state.plan, state.base)
     if is_again and (duty.task, duty.plan, duty.base) != present:
         # What was looked at when the round was taken is what runs in it.
         raise AlreadySubmittedError(f"round {duty.round} was begun with another task, plan or base")
+    if is_again and state.sharing is not None:
+        raise AlreadySubmittedError(f"round {duty.round} was begun as one whose sum is secret")
     if state.is_held:
         return (s.InvitationDeclined(duty.round, Failure.POLICY, now_ms),)
     if (duty.task, duty.plan) not in state.approved:
         raise NotApprovedError("nobody at this site has approved this task under this plan")
     if is_again:
-        is_moved = duty.deadline_ms != state.deadline_ms
+        is_moved = not is_secret and duty.deadline_ms != state.deadline_ms
         return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),) if is_moved else ()
     if state.unsettled:
         raise WrongRoundError(f"how round {state.unsettled} ended has not been told")
-    taken = s.InvitationTaken(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms)
-    return (taken,)
+    kind = s.SumJoined if is_secret else s.InvitationTaken
+    return (kind(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms),)
+
+
+def _asked_to_share(state: Participant, duty: d.Share, now_ms: int) -> SiteFacts:
+    _check_own_round(state, duty.round)
+    if state.session is not None:
+        return _pinned(duty.session == state.session, "masks with one list of sites")
+    if state.stage not in (Stage.KEYING, Stage.KEYED):
+        return ()
+    pinned = s.SessionPinned(duty.round, duty.session, now_ms)
+    return _unless_forbidden(state, pinned, now_ms)
+
+
+def _asked_to_mask(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts:
+    """Under masks a site trains once it has shared its seeds, and is told who else has."""
+    _check_own_round(state, duty.round)
+    if (duty.task, duty.plan, duty.base) != (state.task, state.plan, state.base):
+        raise AlreadySubmittedError(f"round {duty.round} was begun with another task, plan or base")
+    assert duty.sharing is not None
+    if state.sharing is not None:
+        _pinned(duty.sharing == state.sharing, "masks with one list of sites")
+        is_moved = state.stage is Stage.TRAINING and duty.deadline_ms != state.deadline_ms
+        return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),) if is_moved else ()
+    if state.stage not in (Stage.SHARING, Stage.SHARED):
+        return ()
+    pinned = s.SharersPinned(duty.round, duty.sharing, duty.deadline_ms, now_ms)
+    return _unless_forbidden(state, pinned, now_ms)
+
+
+def _asked_to_unmask(state: Participant, duty: d.Unmask, now_ms: int) -> SiteFacts:
+    """By one split a round: whoever got answers to two of them could read what a site sent."""
+    _check_own_round(state, duty.round)
+    if state.split is not None:
+        return _pinned(duty.split == state.split, "answers for the others once")
+    if state.sharing is None or state.stage not in (Stage.SENDING, Stage.SENT):
+        return ()
+    pinned = s.SplitPinned(duty.round, duty.split, now_ms)
+    return _unless_forbidden(state, pinned, now_ms)
+
+
+def _check_own_round(state: Participant, number: int) -> None:
+    if number != state.round:
+        raise WrongRoundError(f"this site took no part in round {number}")
+
+
+def _pinned(is_same: bool, what: str) -> SiteFacts:
+    """Old news, or another story than the one that this site was told first."""
+    if not is_same:
+        raise AlreadySubmittedError(f"in a round this site {what}, and has done so")
+    return ()
+
+
+def _unless_forbidden(state: Participant, fact: s.SiteFact, now_ms: int) -> SiteFacts:
+    if state.is_held or (state.task, state.plan) not in state.approved:
+        return (s.WorkFailed(state.round, Failure.POLICY, now_ms),)
+    return (fact,)
 
 
 def _decline(state: Participant, item: Decline) -> SiteFacts:
@@ -213,6 +300,15 @@ def _reserved(state: Participant, item: Reserved) -> SiteFacts:
     return (s.SpendingHeld(item.round, item.position, item.now_ms),)
 
 
+def _spool(state: Participant, item: Spool) -> SiteFacts:
+    """One note a step: seeds give the same again, and whatever else would be a second story."""
+    if not _is_at(state, item.round, Stage.KEYING, Stage.SHARING, Stage.UNMASKING):
+        return ()
+    if state.note is not None:
+        return _pinned(item.note == state.note, "gives one answer to each step of a secret sum")
+    return (s.NoteSpooled(item.round, item.note, item.size_bytes, item.now_ms),)
+
+
 def _trained(state: Participant, item: Trained) -> SiteFacts:
     if not _is_at(state, item.round, Stage.TRAINING):
         return ()
@@ -234,7 +330,8 @@ def _scored(state: Participant, item: Scored) -> SiteFacts:
 
 def _broke(state: Participant, item: Broke) -> SiteFacts:
     # An update that is spooled may get lost before it was sent, or be forbidden meanwhile.
-    if not _is_at(state, item.round, Stage.TRAINING, Stage.SENDING, Stage.EVALUATING):
+    stages = (Stage.TRAINING, Stage.SENDING, Stage.EVALUATING, Stage.UNMASKING)
+    if not _is_at(state, item.round, *_IN_SECRET, *stages):
         return ()
     return (s.WorkFailed(item.round, item.failure, item.now_ms),)
 
@@ -249,13 +346,19 @@ def _heard(state: Participant, item: Heard) -> SiteFacts:
             return (s.ScoreTold(item.work.score.round, item.now_ms),)
         case TellFailure():
             return (s.FailureTold(item.work.round, item.now_ms),)
+        case SendKeys():
+            return (s.KeysTold(item.work.round, item.now_ms),)
+        case SendShares():
+            return (s.SharesTold(item.work.round, item.now_ms),)
+        case SendAnswer():
+            return (s.AnswerTold(item.work.round, item.now_ms),)
         case _:
             return ()  # training and evaluating are the site's own affair
 
 
 def _turned_away(state: Participant, item: TurnedAway) -> SiteFacts:
-    is_answer = isinstance(item.work, SendUpdate | SendScore | TellFailure)
-    if item.work != owed(state) or not is_answer:
+    is_own = isinstance(item.work, TrainHere | EvaluateHere)
+    if item.work != owed(state) or is_own:
         return ()
     return (s.RoundLeft(state.round, item.now_ms),)
 
@@ -291,6 +394,7 @@ _RULES: dict[type[Any], Callable[[Participant, Any], SiteFacts]] = {
     Settled: _settled,
     Describe: _describe,
     Reserved: _reserved,
+    Spool: _spool,
     Trained: _trained,
     Scored: _scored,
     Broke: _broke,
@@ -314,7 +418,7 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.is_held = True
         case s.SiteResumed():
             state.is_held = False
-        case s.InvitationTaken():
+        case s.InvitationTaken() | s.SumJoined():
             _begin(state, fact.round)
             state.base, state.deadline_ms = fact.base, fact.deadline_ms
             state.task, state.plan = fact.task, fact.plan
@@ -341,21 +445,30 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.report = fact.report
         case s.SpendingHeld():
             state.account_position = fact.position
+        case s.NoteSpooled():
+            state.note = fact.note
+        case s.SessionPinned():
+            state.session, state.note = fact.session, None
+        case s.SharersPinned():
+            state.sharing, state.deadline_ms = fact.sharing, fact.deadline_ms
+        case s.SplitPinned():
+            state.split, state.note = fact.split, None
         case s.CheckpointWitnessed():
             state.seen_size, state.seen_root = fact.size, fact.root
-    # For ReceiptKept, FailureTold, ScoreTold and RoundLeft the table's move is all.
+    # For what was told, kept and left, the table's move is all.
     state.stage = PARTICIPANT.get((state.stage, type(fact)), state.stage)
 
 
 def _begin(state: Participant, number: int) -> None:
     state.round = number
     state.base = state.update = state.model = state.score = state.failure = None
+    state.session = state.sharing = state.split = state.note = None
 
 
 def owed(state: Participant) -> SiteWork | None:
     """What the site must be doing now; None while it waits to be asked, and while it is on
     hold and has something to send: then nothing leaves."""
-    if state.is_held and state.stage in (Stage.SENDING, Stage.SCORING):
+    if state.is_held and state.stage in _LEAVING:
         return None
     match state.stage:
         case Stage.TRAINING:
@@ -373,5 +486,13 @@ def owed(state: Participant) -> SiteWork | None:
         case Stage.REPORTING:
             assert state.failure is not None
             return TellFailure(state.round, state.failure)
+        case Stage.KEYING:
+            return SendKeys(state.round)
+        case Stage.SHARING:
+            assert state.session is not None
+            return SendShares(state.round, state.session)
+        case Stage.UNMASKING:
+            assert state.split is not None
+            return SendAnswer(state.round, state.split)
         case _:
             return None

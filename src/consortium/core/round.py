@@ -66,7 +66,7 @@ def _invite(state: Federation, terms: Terms, open_round: Round, seed: bytes, now
         return ()
     if terms.is_buffered and open_round.remaining + len(found.seats) < terms.quorum:
         return ()  # some are there, but have just answered the round that they could fill
-    deadline_ms = now_ms + terms.duration_ms
+    deadline_ms = now_ms + (terms.masking.phase_ms if terms.masking else terms.duration_ms)
     sizes = found.eligible, found.target
     invited = f.SitesInvited(open_round.number, found.seats, *sizes, deadline_ms, now_ms)
     return (invited, *budget.charge(terms, open_round, now_ms, at_sites=True))
@@ -137,7 +137,7 @@ def train_cohort(state: Federation, terms: Terms, item: i.TrainedCohort) -> Fact
         return ()
     if open_round.step is not Step.TRAINING:
         return ()
-    if terms.is_screened or terms.is_buffered:
+    if terms.is_screened or terms.is_buffered or terms.is_masked:
         raise InvalidInputError("this plan takes updates one by one, no sums of many")
     if item.seats and all(seat in open_round.accepted for seat in item.seats):
         return ()
@@ -327,7 +327,7 @@ def _backups(
     state: Federation, terms: Terms, open_round: Round, missing: int, now_ms: int
 ) -> f.BackupsInvited | None:
     """Urgent invitations, as many as are missing and can be had."""
-    if missing <= 0:
+    if missing <= 0 or terms.is_masked:  # who has not shared its seeds cannot come in
         return None
     pool = [
         seat for seat in eligible(state.roster, terms, now_ms) if seat not in open_round.invited

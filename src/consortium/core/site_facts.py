@@ -1,8 +1,8 @@
 """The facts of a site's own log: what it approved, took on, spooled and sent.
 
 The site keeps this log, not the coordinator; its outbox is the list of `UpdateSpooled`,
-`ScoreSpooled`, `ReportSpooled` and the codes of failures. Kind numbers start at 128, so that
-the two logs cannot be mixed up.
+`ScoreSpooled`, `ReportSpooled`, `NoteSpooled` and the codes of failures. Kind numbers start at
+128, so that the two logs cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -187,6 +187,88 @@ class SpendingHeld:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class SumJoined:
+    """An invitation to a round whose sum is secret was taken. The seeds of that round are durable
+    before its keys leave, and lie beside this log, sealed."""
+
+    KIND = 151
+    round: int
+    base: Digest
+    task: Digest
+    plan: Digest
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeysTold:
+    KIND = 152
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPinned:
+    """The sites that this one masks with, by their keys: one session a round. Its shares, sealed
+    for those sites, may leave from now on."""
+
+    KIND = 153
+    round: int
+    session: Digest
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharesTold:
+    KIND = 154
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharersPinned:
+    """Those who shared their seeds: one list a round. What this site trains is masked by it."""
+
+    KIND = 155
+    round: int
+    sharing: Digest
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPinned:
+    """Who is in the sum, and who dropped out: one split a round. This site's shares of the others,
+    one of two for each, may leave from now on, and never any other."""
+
+    KIND = 156
+    round: int
+    split: Digest
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTold:
+    """From now on the seeds of the round are of no use, and are gone."""
+
+    KIND = 157
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSpooled:
+    """What this site gives in the present step of a secret sum, keys, shares or an answer: it may
+    leave from now on, and nothing else in its place."""
+
+    KIND = 158
+    round: int
+    note: Digest
+    size_bytes: int
+    at_ms: int
+
+
 SiteFact = (
     TaskApproved
     | ApprovalWithdrawn
@@ -207,4 +289,12 @@ SiteFact = (
     | RoundSettled
     | ReportSpooled
     | SpendingHeld
+    | SumJoined
+    | KeysTold
+    | SessionPinned
+    | SharesTold
+    | SharersPinned
+    | SplitPinned
+    | AnswerTold
+    | NoteSpooled
 )

@@ -49,7 +49,7 @@ class Asked:
 class Decline:
     """The site's own policy forbids what an invitation asks for. Only the code leaves."""
 
-    duty: d.Train
+    duty: d.Invitation
     failure: Failure
     now_ms: int
 
@@ -77,6 +77,16 @@ class Reserved:
 
     round: int
     position: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """What is about to leave in the present step of a secret sum."""
+
+    round: int
+    note: Digest
+    size_bytes: int
     now_ms: int
 
 
@@ -146,6 +156,7 @@ SiteInput = (
     | Settled
     | Describe
     | Reserved
+    | Spool
     | Trained
     | Scored
     | Broke
@@ -189,4 +200,32 @@ class TellFailure:
     failure: Failure
 
 
-SiteWork = TrainHere | SendUpdate | EvaluateHere | SendScore | TellFailure
+@dataclass(frozen=True, slots=True)
+class SendKeys:
+    """Make the round's seeds, unless they are there, and give the keys."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendShares:
+    round: int
+    session: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class SendAnswer:
+    round: int
+    split: Digest
+
+
+SiteWork = (
+    TrainHere
+    | SendUpdate
+    | EvaluateHere
+    | SendScore
+    | TellFailure
+    | SendKeys
+    | SendShares
+    | SendAnswer
+)

@@ -7,12 +7,22 @@ that never saw the answer can ask again and get the same one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from consortium.core.facts import Evaluated, Failure, Fault, Finish, Judged, RoundEnd
-from consortium.core.ids import Digest, Seat, Seats
+from consortium.core.facts import (
+    Evaluated,
+    Failure,
+    Fault,
+    Finish,
+    Judged,
+    RoundClosed,
+    RoundEnd,
+)
+from consortium.core.ids import Digest, Seat, Seats, SiteId
 from consortium.core.roster import Roster
+from consortium.core.secagg_facts import KeysClosed, KeysReceived, SharesClosed
 from consortium.core.tables import FINAL_STEPS, Standing, Step
 from consortium.core.terms import Terms
 
@@ -77,6 +87,19 @@ class Round:
     judged: Judged | None = None
     reason: RoundEnd | None = None
     kept: dict[Seat, Invitation] = field(default_factory=dict)  # that an earlier round made
+    # Of a secret sum. A site that has left is named still: others masked with it.
+    keys: dict[Seat, KeysReceived] = field(default_factory=dict)
+    named: dict[Seat, SiteId] = field(default_factory=dict)  # of those who gave keys
+    keyed: KeysClosed | None = None
+    session: Digest | None = None  # names those whose keys count, and all their keys
+    shares: dict[Seat, Digest] = field(default_factory=dict)
+    sharers: dict[Seat, None] = field(default_factory=dict)  # whose shares are with the holders
+    shared: SharesClosed | None = None
+    sharing: Digest | None = None  # names them
+    closed: RoundClosed | None = None
+    split: Digest | None = None  # names the members: the others of the sharers have dropped out
+    answers: dict[Seat, Digest] = field(default_factory=dict)
+    lifters: dict[Seat, None] = field(default_factory=dict)  # whose answers take the masks off
 
     def invitation(self, seat: Seat) -> Invitation:
         """What an invited seat was asked for, and what it sent."""
@@ -120,6 +143,24 @@ class Round:
         cohorts = sum(len(sums.seats) for sums in self.cohort_evaluations)
         return len(self.evaluations) + cohorts
 
+    def fall(self, seat: Seat, why: Fault | Failure) -> None:
+        """Move an invited seat to the fallen; a seat that was not invited is left alone."""
+        if seat in self.accepted:
+            norm = self.accepted.pop(seat)
+            if norm is not None:
+                del self.norms[bisect_left(self.norms, norm)]
+        elif seat in self.waiting:
+            del self.waiting[seat]
+            if self.step is Step.KEYING:  # afterwards it is part of the session
+                self.keys.pop(seat, None)
+            elif self.step is Step.SHARING:  # afterwards others hold its shares
+                self.shares.pop(seat, None)
+        elif seat in self.unchecked:
+            del self.unchecked[seat]
+        else:
+            return
+        self.fallen[seat] = why
+
     def clone(self) -> Round:
         """A copy that shares nothing mutable."""
         copy = Round(
@@ -151,6 +192,12 @@ _SCALARS = (
     "evaluate_by_ms",
     "judged",
     "reason",
+    "keyed",
+    "session",
+    "shared",
+    "sharing",
+    "closed",
+    "split",
 )
 _CONTAINERS = (
     "invited",
@@ -166,6 +213,12 @@ _CONTAINERS = (
     "evaluations",
     "cohort_evaluations",
     "kept",
+    "keys",
+    "named",
+    "shares",
+    "sharers",
+    "answers",
+    "lifters",
 )
 
 

@@ -46,6 +46,15 @@ from consortium.core.facts import (
     UpdateRejected,
     UpdatesScreened,
 )
+from consortium.core.secagg_facts import (
+    AnswerReceived,
+    AnswersClosed,
+    KeysClosed,
+    KeysReceived,
+    MaskingAdopted,
+    SharesClosed,
+    SharesReceived,
+)
 from consortium.core.terms import Terms
 
 
@@ -61,12 +70,15 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """Where exactly a round is. AGGREGATING has five steps."""
+    """Where exactly a round is. TRAINING has three steps, AGGREGATING six."""
 
     INITIALIZED = Phase.INITIALIZED, "opened; its seed is being drawn"
     SELECTING = Phase.SELECTING, "waits until enough sites are eligible"
+    KEYING = Phase.TRAINING, "sites give keys, if the sum is secret"
+    SHARING = Phase.TRAINING, "they share their seeds among each other"
     TRAINING = Phase.TRAINING, "sites train; updates come in"
     SCREENING = Phase.AGGREGATING, "closed; updates that stand out are looked for, if the plan asks"
+    UNMASKING = Phase.AGGREGATING, "closed; the members answer for each other, if the sum is secret"
     SUMMING = Phase.AGGREGATING, "closed; the members' updates are summed"
     EVALUATING = Phase.AGGREGATING, "members try the candidate and the base"
     JUDGING = Phase.AGGREGATING, "the gate weighs the evidence"
@@ -103,6 +115,11 @@ class Stage(Enum):
     SENT = "holds a receipt"
     EVALUATING = "tries candidate and base on its own test data"
     SCORING = "the sums are spooled and on their way"
+    KEYING = "its keys for a secret sum are on their way"
+    KEYED = "has given keys"
+    SHARING = "its shares are on their way"
+    SHARED = "has shared its seeds"
+    UNMASKING = "its answer for the others is on its way"
 
     __hash__ = object.__hash__
 
@@ -152,10 +169,38 @@ BUFFERED_ROUND: Moves = {
     (Step.INITIALIZED, InvitationsKept): Step.INITIALIZED,
     **{
         (step, kind): step
-        for step in Step
-        if step.phase not in (Phase.COMPLETED, Phase.FAILED)
+        for step in dict.fromkeys(step for step, _ in ROUND)
         for kind in (UpdateReceived, SiteDropped)
     },
+}
+
+
+# Under masks nobody comes later, and nobody is taken out: members are told at the closing.
+_NOT_MASKED = frozenset(
+    {
+        (Step.SELECTING, SitesInvited),
+        (Step.TRAINING, UpdateExcluded),
+        (Step.TRAINING, CohortTrained),
+        (Step.TRAINING, BackupsInvited),
+        (Step.TRAINING, RoundClosed),
+        (Step.SUMMING, MemberRemoved),
+    }
+)
+MASKED_ROUND: Moves = {
+    **{move: to for move, to in ROUND.items() if move not in _NOT_MASKED},
+    (Step.SELECTING, SitesInvited): Step.KEYING,
+    (Step.KEYING, KeysReceived): Step.KEYING,
+    (Step.KEYING, SiteDropped): Step.KEYING,
+    (Step.KEYING, KeysClosed): Step.SHARING,
+    (Step.KEYING, RoundFailed): Step.FAILED,
+    (Step.SHARING, SharesReceived): Step.SHARING,
+    (Step.SHARING, SiteDropped): Step.SHARING,
+    (Step.SHARING, SharesClosed): Step.TRAINING,
+    (Step.SHARING, RoundFailed): Step.FAILED,
+    (Step.TRAINING, RoundClosed): Step.UNMASKING,
+    (Step.UNMASKING, AnswerReceived): Step.UNMASKING,
+    (Step.UNMASKING, AnswersClosed): Step.SUMMING,
+    (Step.UNMASKING, RoundFailed): Step.FAILED,
 }
 
 
@@ -163,6 +208,8 @@ def round_moves(terms: Terms) -> Moves:
     """The machine of a round under these terms."""
     if terms.is_buffered:
         return BUFFERED_ROUND
+    if terms.is_masked:
+        return MASKED_ROUND
     return SCREENED_ROUND if terms.is_screened else ROUND
 
 
@@ -174,6 +221,8 @@ FEDERATION: Moves = {
     (Standing.PLANNED, ModelInstalled): Standing.READY,
     (Standing.READY, PlanAdopted): Standing.READY,
     (Standing.READY, BufferingAdopted): Standing.READY,
+    (Standing.PLANNED, MaskingAdopted): Standing.PLANNED,
+    (Standing.READY, MaskingAdopted): Standing.READY,
     (Standing.PLANNED, BudgetAdopted): Standing.PLANNED,
     (Standing.READY, BudgetAdopted): Standing.READY,
     (Standing.READY, BudgetAsked): Standing.READY,
@@ -207,6 +256,25 @@ PARTICIPANT: Moves = {
     (Stage.EVALUATING, site.WorkFailed): Stage.REPORTING,
     (Stage.SCORING, site.ScoreTold): Stage.SENT,
     (Stage.SCORING, site.RoundLeft): Stage.IDLE,
+    **{(stage, site.SumJoined): Stage.KEYING for stage in Stage},
+    (Stage.KEYING, site.KeysTold): Stage.KEYED,
+    (Stage.KEYING, site.SessionPinned): Stage.SHARING,  # the reply to its keys was lost
+    (Stage.KEYED, site.SessionPinned): Stage.SHARING,
+    (Stage.SHARING, site.SharesTold): Stage.SHARED,
+    (Stage.SHARING, site.SharersPinned): Stage.TRAINING,
+    (Stage.SHARED, site.SharersPinned): Stage.TRAINING,
+    (Stage.SENDING, site.SplitPinned): Stage.UNMASKING,
+    (Stage.SENT, site.SplitPinned): Stage.UNMASKING,
+    (Stage.UNMASKING, site.AnswerTold): Stage.SENT,
+    **{
+        (stage, site.WorkFailed): Stage.REPORTING
+        for stage in (Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED, Stage.UNMASKING)
+    },
+    **{
+        (stage, kind): to
+        for stage in (Stage.KEYING, Stage.SHARING, Stage.UNMASKING)
+        for kind, to in ((site.NoteSpooled, stage), (site.RoundLeft, Stage.IDLE))
+    },
     (Stage.REPORTING, site.FailureTold): Stage.IDLE,
     (Stage.REPORTING, site.RoundLeft): Stage.IDLE,
 }

@@ -19,6 +19,9 @@ MINUTE_MS = 60 * SECOND_MS
 HOUR_MS = 60 * MINUTE_MS
 DAY_MS = 24 * HOUR_MS
 
+# Of two sites, each could take its own away from the sum and read the other's.
+LEAST_MASKED = 3
+
 # The metric that `stop_below` speaks of; always better when lower.
 LOSS = "loss"
 
@@ -85,6 +88,13 @@ class Budget:
     is_spent_at_sites: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """How a secret sum is made."""
+
+    phase_ms: int  # how long keys, shares and answers are waited for, each
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What the rules need to know of a plan."""
@@ -125,10 +135,16 @@ class Terms:
     discount_ppm: int = field(default=0, metadata=_APART)  # a in (1 + staleness)^-a
     # `BudgetAdopted` tells this one. None: rounds cost nothing, and promise nothing.
     budget: Budget | None = field(default=None, metadata=_APART)
+    # `MaskingAdopted` tells this one. None: every update is seen.
+    masking: Masking | None = field(default=None, metadata=_APART)
 
     @property
     def has_evaluation(self) -> bool:
         return bool(self.judged_by)
+
+    @property
+    def is_masked(self) -> bool:
+        return self.masking is not None
 
     @property
     def is_buffered(self) -> bool:
@@ -141,7 +157,7 @@ class Terms:
 
     def as_adopted(self) -> Terms:
         """The part of the terms that `PlanAdopted` tells."""
-        return replace(self.buffered(0, 0, 0), budget=None)
+        return replace(self.buffered(0, 0, 0), budget=None, masking=None)
 
     def are_sound(self) -> bool:
         """Whether the core can work with these terms: what they name is there."""
@@ -150,7 +166,17 @@ class Terms:
         if self.stop_below is not None:
             wanted.add(LOSS)
         is_possible = 0 < self.quorum <= self.wait_for and self.gate_window > 0
-        return wanted <= names and is_possible and self._can_buffer() and self._can_pay()
+        is_whole = self._can_buffer() and self._can_pay() and self._can_mask()
+        return wanted <= names and is_possible and is_whole
+
+    def _can_mask(self) -> bool:
+        """Under masks nobody's update is looked at or taken out again, nobody waits for less than
+        all, and a site's scores are not told."""
+        if self.masking is None:
+            return True
+        is_blind = self.norm_factor == 0 and not self.is_screened and not self.has_evaluation
+        is_patient = self.close is Close.ALL_OR_DEADLINE and not self.is_buffered
+        return is_blind and is_patient and self.quorum >= LEAST_MASKED and self.masking.phase_ms > 0
 
     def _can_pay(self) -> bool:
         """An account by a plain name, and costs that are numbers."""

@@ -11,6 +11,7 @@ from consortium.drive.simulate import Run
 from consortium.errors import ImpossiblePlanError, QualityError
 from consortium.model import STEP, Vector
 from consortium.plan.compression import CompressionSection
+from consortium.plan.security import SecuritySection
 from consortium.plan.strategy import StrategySection
 from consortium.tensors import TensorSpec
 
@@ -84,7 +85,11 @@ def cross_site(run: Run, metric: str) -> CrossSite:
 def alone_engine(run: Run) -> LocalEngine:
     """The sites of a run as they would train by themselves: nobody to be pulled towards, and
     nobody to send anything to."""
-    alone = {"strategy": StrategySection(), "compression": CompressionSection()}
+    alone = {
+        "strategy": StrategySection(),
+        "compression": CompressionSection(),
+        "security": SecuritySection(),
+    }
     plan = run.plan.model_copy(update=alone)
     return LocalEngine(replace(run.local, plan=plan), run.sites, run.seed)
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from consortium.aggregate.columns import Combine, Row, Source, for_columns
+from consortium.aggregate.rules import Rule
 from consortium.core.ids import Digest
-from consortium.drive.release import Release
+from consortium.drive.release import Noised
 from consortium.model import Layout
 from consortium.plan.strategy import VARIATE, StrategySection
 from consortium.store.ports import Blobs
@@ -32,7 +33,8 @@ class Combination:
     strategy: StrategySection
     layout: Layout
     share: float
-    release: Release | None = None  # noise on the sum; None: the mean as it is
+    release: Noised | None = None  # noise on the sum; None: the mean as it is
+    rule: Rule | None = None  # in place of the strategy's, where rows are masked
 
     def write(
         self, blobs: Blobs, base: Row, rows: list[Source], state: State
@@ -49,9 +51,9 @@ class Combination:
             return model.finish(), None if moved is None else moved.finish()
 
     def _combined(self, rows: list[Source]) -> Combine:
-        if self.release is None:
-            return self.strategy.combining().columns(rows)
-        return self.release.columns(rows)
+        if self.release is not None:
+            return self.release.columns(rows)
+        return (self.rule or self.strategy.combining()).columns(rows)
 
     def _step(
         self, base: Row, rows: list[Source], state: State, model: ModelSink, moved: ModelSink | None

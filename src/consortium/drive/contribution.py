@@ -23,7 +23,7 @@ class Contribution:
     weight: float
     state: bytes | None
     failure: Failure | None = None  # why this site falls out of the round
-    packed: bytes | None = None  # the row as the file has it, where the plan compresses updates
+    packed: bytes | None = None  # the row as the file has it, where that is another thing
 
 
 @dataclass(frozen=True, slots=True)

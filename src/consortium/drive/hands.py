@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from consortium.aggregate.columns import Source
 from consortium.aggregate.staleness import discount
+from consortium.aggregate.weighed import WeighedMean
 from consortium.checks import Expected, Findings, check_update
 from consortium.core import duties as d
 from consortium.core import inputs as i
@@ -16,8 +18,10 @@ from consortium.core.ids import Digest, Seat
 from consortium.drive.accounts import Accounts, Ledger
 from consortium.drive.clock import Clock
 from consortium.drive.combine import Combination, server_state_of
-from consortium.drive.release import NoiseAt, Release, release_of, secret_noise
+from consortium.drive.release import NoiseAt, Noised, release_of, secret_noise
 from consortium.drive.rows import discounted, open_rows
+from consortium.drive.secret_sum import NOT_LIFTED, lifted
+from consortium.drive.unmasked import decoded, sum_source
 from consortium.errors import (
     CorruptBlobError,
     InternalError,
@@ -27,18 +31,32 @@ from consortium.errors import (
     RestoredBackupError,
 )
 from consortium.gate import judge
-from consortium.model import Form, Layout, Vector, load_model
+from consortium.model import Form, Layout, Vector, load_model, masked_row_form
 from consortium.packing.packed import Packing
 from consortium.plan.strategy import VARIATE, StrategySection
 from consortium.plan.values import Plan
 from consortium.screen import screen
 from consortium.store.ports import Blobs
 from consortium.stored import check_model, open_model
+from consortium.update.ring import Ring
 
 
-def no_release(_round: int) -> Release | None:
+def no_release(_round: int) -> Noised | None:
     """A coordinator that adds no noise."""
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """How sums of a masked plan are read, and what they are divided by: with None, by what their
+    sites weigh together."""
+
+    ring: Ring
+    denominator: float | None = None
+
+    @property
+    def rule(self) -> WeighedMean:
+        return WeighedMean(self.ring.extra, self.denominator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +70,9 @@ class CoordinatorHands:
     clock: Clock
     draw_seed: Callable[[int], bytes]
     packing: Packing | None = None  # of steps, where the plan compresses updates
-    release: Callable[[int], Release | None] = no_release  # of a round, where there is noise
+    release: Callable[[int], Noised | None] = no_release  # of a round, where there is noise
     accounts: Accounts | None = None  # that rounds are paid from
+    masked: Masked | None = None  # where single updates are not seen
 
     def perform(self, duty: d.Duty) -> i.Input:
         # The time of a report is that of its end: others may be heard while this is done.
@@ -85,7 +104,8 @@ class CoordinatorHands:
     @property
     def form(self) -> Form:
         """What a row consists of."""
-        return self.strategy.form(self.layout)
+        form = self.strategy.form(self.layout)
+        return form if self.masked is None else masked_row_form(form.size + self.masked.ring.extra)
 
     def sent_form(self, round_number: int) -> Form:
         """What an update's file consists of in one round."""
@@ -133,7 +153,7 @@ class CoordinatorHands:
 
     def expected(self, round_number: int, base: Digest) -> Expected:
         """What an update of this round, trained from `base`, must be under this plan."""
-        limits = self.strategy.weighing().limits()
+        limits = self.strategy.weighing().limits() if self.masked is None else (1.0, 1.0)
         return Expected(self.sent_form(round_number), base, self.strategy.clip, limits)
 
     def _strange(self, duty: d.Screen) -> tuple[tuple[Seat, Fault], ...]:
@@ -148,12 +168,23 @@ class CoordinatorHands:
         seats = [seat for seat, _, _ in duty.updates]
         return tuple(sorted((seats[at], fault) for at, fault in found.items()))
 
+    def rows(self, duty: d.Aggregate) -> list[Source]:
+        """What is summed, by ranks. Reads every blob once and compares it with its digest."""
+        form, masked = self.sent_form(duty.round), self.masked
+        if masked is not None and duty.lifting is not None:
+            updates = [digest for _, digest in duty.updates]
+            total = lifted(self.blobs, form, duty.lifting, updates)
+            return [sum_source(masked.ring, total, duty.count)]
+        rows = open_rows(self.blobs, form, duty.updates, duty.partials)
+        return rows if masked is None else decoded(masked.ring, rows)
+
     def _aggregate(self, duty: d.Aggregate) -> i.Summed | i.NotSummed:
         share = duty.count / max(duty.eligible, duty.count)  # of those who could have answered
-        combination = Combination(self.strategy, self.layout, share, self.release(duty.round))
+        rule = None if self.masked is None else self.masked.rule
+        release = self.release(duty.round)
+        combination = Combination(self.strategy, self.layout, share, release, rule)
         try:
-            form = self.sent_form(duty.round)
-            rows = open_rows(self.blobs, form, duty.updates, duty.partials)
+            rows = self.rows(duty)
             if duty.staleness:
                 ages, exponent_ppm = duty.staleness, duty.discount_ppm
                 rows = discounted(rows, [discount(age, exponent_ppm) for age in ages])
@@ -164,7 +195,7 @@ class CoordinatorHands:
                 model, server_state = combination.write(self.blobs, base, rows, state)
             except ModelFileError:
                 return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, self.clock.now_ms())
-        except (MissingBlobError, CorruptBlobError):
+        except (MissingBlobError, CorruptBlobError, *NOT_LIFTED):
             return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, self.clock.now_ms())
         return i.Summed(duty.round, duty.count, model, server_state, self.clock.now_ms())
 
@@ -181,8 +212,16 @@ def hands_for(
 ) -> CoordinatorHands:
     """Those that do what this plan says."""
 
-    def release(number: int) -> Release | None:
-        return release_of(plan, number, noise_at)
+    def release(number: int) -> Noised | None:
+        return release_of(plan, layout, number, noise_at)
 
     rules = layout, plan.strategy, blobs, clock, draw_seed
-    return CoordinatorHands(*rules, plan.packing, release, accounts)
+    return CoordinatorHands(*rules, plan.packing, release, accounts, _masked(plan, layout))
+
+
+def _masked(plan: Plan, layout: Layout) -> Masked | None:
+    if not plan.is_masked:
+        return None
+    # What sites weigh would be one more thing that noise had to hide.
+    divisor = plan.selection.target if plan.has_noise_shares else None
+    return Masked(plan.ring(layout), None if divisor is None else float(divisor))

@@ -31,6 +31,9 @@ def inventory_text(inventory: Inventory, plan: Plan) -> str:
     """The inventory as a table."""
     strategy, compression = plan.strategy, plan.compression
     lines = [f"LEAVES  every round, {_bytes(inventory.leaves)}", *_rows(inventory.leaves)]
+    if plan.is_masked:
+        masked = plan.form(Layout(inventory.leaves), 0).size_bytes
+        lines.append(f"LEAVES  as {masked:,} bytes that are masked, the weight among them")
     if compression.is_on:
         packed = plan.form(Layout(inventory.leaves), 0).size_bytes
         lines.append(f"LEAVES  of these, {packed:,} bytes: {compression.in_words()}")
@@ -38,7 +41,7 @@ def inventory_text(inventory: Inventory, plan: Plan) -> str:
         lines.append("LEAVES  every round, as many bytes again: the change of the control variate")
     if strategy.is_normalised:
         lines.append("LEAVES  every round: how many steps local training took")
-    if strategy.weighing().by is not Weighting.UNIFORM:
+    if strategy.weighing().by is not Weighting.UNIFORM and not plan.is_masked:
         lines.append("LEAVES  every round: a weight made of how many records there are")
     if plan.has_noised_scores:
         lines.append("LEAVES  every round, with noise: how many test records, how many are right")

@@ -1,4 +1,5 @@
-"""What leaves of what sites made: finite, weighed, clipped, compressed; and what then stays.
+"""What leaves of what sites made: finite, weighed, clipped, compressed or made ready for masks;
+and what then stays.
 
 It works on rows side by side: a real site is a block of one. With error feedback a site
 keeps what compression left of its step, beside what its task keeps, and adds it to its next
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from consortium.core.facts import Failure
 from consortium.drive.contribution import Contributions
 from consortium.drive.rng import stream
+from consortium.drive.unmasked import on_ring
 from consortium.errors import InternalError
 from consortium.model import Layout, Vector
 from consortium.plan.values import Plan
@@ -59,12 +61,16 @@ def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Co
     samples = np.array([one.records for one in made], np.float64)
     sent = _noised(plan, plan.pipeline().apply(Rows(rows, samples, samples)), made)
     values, packed = sent.values, list[bytes | None]([None] * len(made))
-    if plan.compression.is_on:
+    weights = sent.weights.tolist()
+    if plan.is_masked:  # a weight is told under the mask, and nowhere else
+        values, packed = on_ring(plan, layout, sent, [one.site for one in made])
+        weights = [1.0] * len(made)
+    elif plan.compression.is_on:
         values, packed = _compressed(plan, layout, sent.values, made)
     return Contributions(
         values,
         [one.records for one in made],
-        sent.weights.tolist(),
+        weights,
         [save_tensors(one.kept) if one.kept else None for one in made],
         [one.failure for one in made],
         packed,

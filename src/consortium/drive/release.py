@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from consortium.aggregate.columns import CHUNK, Columns, Combine, Source, cut, ranked
+from consortium.aggregate.weighed import sum_of
 from consortium.errors import InternalError
+from consortium.model import Layout
 from consortium.plan.values import Plan
 from consortium.privacy.noise import Noise, SecretNoise
-from consortium.update.noise import CentralNoise
+from consortium.update.noise import CentralNoise, Grid
+from consortium.update.ring import Ring
+from consortium.update.ring_noise import sum_deviation
 
 NoiseAt = Callable[[int, int], Noise]  # of a round, for a chunk that begins with this column
 
@@ -24,6 +29,24 @@ NoiseAt = Callable[[int, int], Noise]  # of a round, for a chunk that begins wit
 def secret_noise(_round: int, _column: int) -> Noise:
     """The only kind that protects anybody."""
     return SecretNoise()
+
+
+class Noised(Protocol):
+    """A mean with noise on it."""
+
+    def columns(self, sources: Sequence[Source]) -> Combine:
+        """The noised mean of these rows. What it returns must be asked for each column once:
+        again would be another release."""
+        ...
+
+    def exact(self, sources: Sequence[Source], lo: int, hi: int) -> Columns:
+        """The mean before the noise: for auditors, who have the updates too."""
+        ...
+
+    @property
+    def deviation(self) -> float:
+        """Of the noise on a number of the mean."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +60,6 @@ class Release:
     noise_at: NoiseAt
 
     def columns(self, sources: Sequence[Source]) -> Combine:
-        """The noised mean of these rows. What it returns must be asked for each column once:
-        again would be another release."""
         rows = ranked(sources)
         if any(row.is_sum for row in rows):
             raise InternalError("noise needs single rows: a block's sum is on no grid")
@@ -50,12 +71,10 @@ class Release:
         return combine
 
     def exact(self, sources: Sequence[Source], lo: int, hi: int) -> Columns:
-        """The mean before the noise: for auditors, who have the updates too."""
         return self._total(self._mechanism(lo), ranked(sources), lo, hi) / self.denominator
 
     @property
     def deviation(self) -> float:
-        """Of the noise on a number of the mean."""
         return self.sigma * self.clip / self.denominator
 
     def _chunk(self, rows: Sequence[Source], lo: int, hi: int) -> Columns:
@@ -73,12 +92,53 @@ class Release:
         return CentralNoise(self.sigma, self.clip, self.denominator, noise)
 
 
-def release_of(plan: Plan, number: int, noise_at: NoiseAt = secret_noise) -> Release | None:
+@dataclass(frozen=True, slots=True)
+class MaskedRelease:
+    """The same of sums that come out of masks: they are on a grid already, that of the ring, and
+    one site moves them by what rounding may have made of its clip."""
+
+    ring: Ring
+    size: int  # numbers of a row, without those behind them
+    sigma: float
+    denominator: float
+    round: int
+    noise_at: NoiseAt
+
+    def columns(self, sources: Sequence[Source]) -> Combine:
+        total = sum_of(sources)
+
+        def combine(lo: int, hi: int) -> Columns:
+            parts = [
+                self._grid.noised(total(*chunk), self.noise_at(self.round, chunk[0]))
+                for chunk in cut(lo, hi, CHUNK)
+            ]
+            return np.concatenate(parts) / self.denominator
+
+        return combine
+
+    def exact(self, sources: Sequence[Source], lo: int, hi: int) -> Columns:
+        return sum_of(sources)(lo, hi) / self.denominator
+
+    @property
+    def deviation(self) -> float:
+        return self._grid.sigma * self.ring.step / self.denominator
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid(self.ring.step, sum_deviation(self.ring, self.size, self.sigma))
+
+
+def release_of(
+    plan: Plan, layout: Layout, number: int, noise_at: NoiseAt = secret_noise
+) -> Noised | None:
     """What a round of this plan releases; None: a sum without noise of the coordinator's."""
     section = plan.privacy
-    if section.hides != "site":
+    if section.hides != "site" or plan.has_noise_shares:
         return None
     if section.noise_multiplier is None or plan.selection.target is None:
         raise InternalError("the noise of a private plan is computed before it is run")
     denominator = float(plan.asynchronous.buffer or plan.selection.target)
+    if plan.is_masked:
+        of_ring = plan.ring(layout), plan.strategy.form(layout).size
+        return MaskedRelease(*of_ring, section.noise_multiplier, denominator, number, noise_at)
     return Release(section.noise_multiplier, section.clip, denominator, number, noise_at)

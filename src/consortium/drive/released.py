@@ -15,8 +15,7 @@ from consortium.aggregate.columns import cut
 from consortium.core import duties as d
 from consortium.core import facts as f
 from consortium.drive.hands import CoordinatorHands
-from consortium.drive.release import Release
-from consortium.drive.rows import open_rows
+from consortium.drive.release import Noised
 from consortium.stored import open_model
 
 _CHUNK = 1 << 16
@@ -25,7 +24,7 @@ _DOUBT = 6.0  # standard errors of the mean square: one in 1e9 audits complains 
 
 
 def noise_complaint(
-    hands: CoordinatorHands, release: Release, duty: d.Aggregate, fact: f.Aggregated
+    hands: CoordinatorHands, release: Noised, duty: d.Aggregate, fact: f.Aggregated
 ) -> str | None:
     """What is wrong with the noise of a released model; None when it looks right. Behind a
     server's optimiser with moments it cannot be seen, and is not judged."""
@@ -33,7 +32,7 @@ def noise_complaint(
     if optimiser.name != "sgd" or duty.staleness:
         return None
     blobs, layout = hands.blobs, hands.layout
-    rows = open_rows(blobs, hands.sent_form(duty.round), duty.updates, duty.partials)
+    rows = hands.rows(duty)
     base = open_model(blobs, layout, duty.base)
     model = open_model(blobs, layout, fact.model)
     squares, most = 0.0, 0.0

@@ -202,7 +202,7 @@ class _Simulation:
         options: Options,
     ) -> None:
         self._plan, self._sites, self._seed, self._options = plan, sites, seed, options
-        self._terms = plan.terms(task.metrics)
+        self._terms = plan.terms(task.metrics, is_simulated=True)
         local, self._start = begin(task, plan, sites, seed)
         self._local, self._layout = local, local.layout
         self._clock = ManualClock()
@@ -321,7 +321,7 @@ class _Simulation:
             self._options.record
             or self._plan.takes_time
             or self._plan.strategy.needs_rows
-            or self._plan.privacy.hides == "site"  # noise comes on a sum of rows, not of blocks
+            or self._needs_rows()
             or has_reports(self._sites)
         )
         is_other = bool(roster.cohorts) if is_single else bool(roster.members)
@@ -334,6 +334,11 @@ class _Simulation:
             self._admit_one_by_one()
         elif not roster.cohorts:
             self._feed(i.AdmitCohort(len(self._sites), self._clock.now_ms()))
+
+    def _needs_rows(self) -> bool:
+        """Noise of a coordinator comes on a sum of rows, not of blocks; but for masked ones, whose
+        sums are on a grid."""
+        return self._plan.privacy.hides == "site" and not self._plan.is_masked
 
     def _admit_one_by_one(self) -> None:
         for number in range(1, len(self._sites) + 1):

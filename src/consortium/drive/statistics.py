@@ -4,6 +4,9 @@ Each site sends three numbers a column, weighted by its records; their mean is t
 mean and spread. Nothing new travels and nothing new must be trusted: the study has a task
 that sites approve, a quorum below which nothing comes out, and whatever protections its
 plan asks for. What comes out is a small file that the real study's task reads.
+
+Under masks the coordinator sees the pooled figures alone. What is masked has a fixed range, so
+there the columns have public bounds.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from consortium.core.codec import decode
-from consortium.core.facts import CohortTrained, UpdateAccepted
+from consortium.core.facts import CohortTrained, RoundClosed, UpdateAccepted
+from consortium.crypto.secure_sum.graph import threshold_for
+from consortium.data.bounds import ColumnBounds
 from consortium.data.statistics import MOMENTS, Statistics, local_moments
 from consortium.data.table import Doubles
 from consortium.drive.engine import SimulatedSite
@@ -24,6 +29,7 @@ from consortium.errors import (
     InsufficientParticipantsError,
     QualityError,
 )
+from consortium.plan.security import SecuritySection
 from consortium.plan.strategy import StrategySection
 from consortium.plan.values import EvaluationSection, FederationSection, Plan, SelectionSection
 from consortium.tasks import NumpyTask, Site, numpy_task
@@ -34,13 +40,19 @@ Features = Callable[[Site], Any]  # a site's training features, (records, column
 
 
 def statistics_task(
-    features: Features, columns: Sequence[str], centre: Doubles | None = None
+    features: Features,
+    columns: Sequence[str],
+    centre: Doubles | None = None,
+    bounds: ColumnBounds | None = None,
 ) -> NumpyTask:
     """The task of the study. `features(site)` gives the training records' columns, NaN where
-    a value is missing; `centre` a public typical value for each, for precision."""
+    a value is missing; `centre` a public typical value for each, for precision. With `bounds`, for
+    a masked plan, no `centre` is needed."""
     shape = (len(columns),)
 
     def start(_: np.random.Generator) -> dict[str, Any]:
+        if bounds is not None:
+            return dict(bounds.start())
         return {name: np.zeros(shape, np.float64) for name in MOMENTS}
 
     def evaluate(_: Site, __: Mapping[str, Any]) -> tuple[dict[str, float], int]:
@@ -55,6 +67,8 @@ def statistics_task(
                 "a column has no value at all at this site, so it cannot hide among the others",
                 hint="leave the column out of the statistics",
             )
+        if bounds is not None:
+            return dict(bounds.scaled_moments(values)), len(values)
         return dict(local_moments(values, centre)), len(values)
 
     return statistics
@@ -62,11 +76,7 @@ def statistics_task(
 
 def statistics_plan(quorum: int = MIN_COHORT, name: str = "statistics") -> Plan:
     """One round with everybody, nothing evaluated; at least three sites."""
-    if quorum < MIN_COHORT:
-        raise ImpossiblePlanError(
-            f"statistics of fewer than {MIN_COHORT} sites would show each site's own",
-            hint=f"quorum={MIN_COHORT}",
-        )
+    _check_quorum(quorum)
     return Plan(
         federation=FederationSection(name=name, rounds=1, quorum=quorum),
         selection=SelectionSection(fraction=1.0),
@@ -75,6 +85,37 @@ def statistics_plan(quorum: int = MIN_COHORT, name: str = "statistics") -> Plan:
         # as an outlier among the norms.
         strategy=StrategySection(clip=_NO_CLIP),
     )
+
+
+def masked_statistics_plan(
+    bounds: ColumnBounds, sites: int, quorum: int | None = None, name: str = "statistics"
+) -> Plan:
+    """The same with masked sums, of so many sites. They count alike: how many records each has is
+    among what they add."""
+    quorum = max(MIN_COHORT, threshold_for(sites)) if quorum is None else quorum
+    _check_quorum(quorum)
+    return Plan(
+        federation=FederationSection(name=name, rounds=1, quorum=quorum),
+        selection=SelectionSection(target=sites),
+        evaluation=EvaluationSection(enabled=False, gate=False),
+        strategy=StrategySection(clip=bounds.longest, weight="uniform"),
+        security=SecuritySection(secure_aggregation=True),
+    )
+
+
+def _check_quorum(quorum: int) -> None:
+    if quorum < MIN_COHORT:
+        raise ImpossiblePlanError(
+            f"statistics of fewer than {MIN_COHORT} sites would show each site's own",
+            hint=f"quorum={MIN_COHORT}",
+        )
+
+
+def masked_statistics_of(run: Run, columns: Sequence[str], bounds: ColumnBounds) -> Statistics:
+    """What a finished masked study found."""
+    facts = [decode(record) for record in run.records]
+    members = next(len(fact.members) for fact in facts if isinstance(fact, RoundClosed))
+    return bounds.statistics(columns, run.tensors, members)
 
 
 def statistics_of(run: Run, columns: Sequence[str], centre: Doubles | None = None) -> Statistics:
@@ -92,14 +133,22 @@ def federated_statistics(
     *,
     quorum: int = MIN_COHORT,
     centre: Doubles | None = None,
+    bounds: ColumnBounds | None = None,
 ) -> Statistics:
-    """Simulate the study here: the pooled mean and spread of each column."""
-    task = statistics_task(features, columns, centre)
-    run = simulate(task, statistics_plan(quorum), sites, seed=0)
+    """Simulate the study here: the pooled mean and spread of each column. With `bounds`, as masked
+    sums give them."""
+    task = statistics_task(features, columns, centre, bounds)
+    plan = statistics_plan(quorum)
+    if bounds is not None:
+        quorum = max(quorum, threshold_for(len(sites)))
+        plan = masked_statistics_plan(bounds, len(sites), quorum)
+    run = simulate(task, plan, sites, seed=0)
     if run.state.current == 0:
         lost = ", ".join(f"{name} ({why})" for name, why in run.history.rounds[-1].lost)
         raise InsufficientParticipantsError(
             f"fewer than {quorum} sites have a value in every column; lost: {lost}",
             hint="leave out the columns that a site does not have",
         )
+    if bounds is not None:
+        return masked_statistics_of(run, columns, bounds)
     return statistics_of(run, columns, centre)

@@ -319,7 +319,7 @@ def _named_blobs(fact: f.Fact) -> Iterator[Digest]:
     if isinstance(fact, f.PlanAdopted):
         yield from (fact.plan, fact.layout)
         return
-    for name in ("model", "update", "partial", "envelope", "server_state"):
+    for name in ("model", "update", "partial", "envelope", "server_state", "shares", "answer"):
         if name in (known.name for known in fields(fact)):
             digest = getattr(fact, name)
             if digest is not None:

@@ -80,12 +80,12 @@ class WorkerEngine:
         """`get_ready` is called in each worker: what it makes lies in memory of the worker's own.
         What was made before the fork is copied page by page when a worker first touches it."""
         self._local, self._get_ready = local, get_ready
-        form = local.local.plan.strategy.form(local.local.layout)
-        self._size, self._dtype = local.local.layout.size, form.dtype
+        layout = local.local.layout
+        form = local.local.plan.row_form(layout)
         job_bytes = local.at_once * form.size * form.dtype.itemsize
         slots = max(workers * _AHEAD, min(_MOST_SLOTS, _SLOTS_BYTES // max(job_bytes, 1)))
-        self._models = _shared((2, self._size), self._dtype)
-        self._rows = _shared((slots, local.at_once * form.size), self._dtype)
+        self._models = _shared((2, layout.size), layout.dtype)
+        self._rows = _shared((slots, local.at_once * form.size), form.dtype)
         self._free = deque(range(slots))
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from consortium.plan.asynchronous import asynchronous_problems
+from consortium.plan.check_security import security_problems
 from consortium.plan.check_strategy import strategy_problems
 from consortium.plan.compression import compression_problems
 from consortium.plan.private import privacy_problems
 from consortium.plan.problem import Problem
 from consortium.plan.promises import promises
+from consortium.plan.security import masked_sentences
 from consortium.plan.text import parse_duration_ms
 from consortium.update.weigh import Weighting
 
@@ -28,7 +30,8 @@ def problems(plan: Plan) -> list[Problem]:
         *_times(plan),
         *_choices(plan),
         *_stopping(plan),
-        *privacy_problems(plan),  # first: it settles keys that nobody has written
+        *security_problems(plan),  # first: under masks the remedies of others would not help
+        *privacy_problems(plan),  # then: it settles keys that nobody has written
         *strategy_problems(plan),
         *asynchronous_problems(plan),
         *compression_problems(plan),
@@ -92,7 +95,7 @@ def _choices(plan: Plan) -> list[Problem]:
                 "weight_cap = 1000",
             )
         )
-    if strategy.weight != "capped" and strategy.weight_cap is not None:
+    if strategy.weight not in ("capped", "sqrt") and strategy.weight_cap is not None:
         found.append(
             Problem(
                 ("strategy", "weight_cap"),
@@ -155,7 +158,8 @@ def guarantees(plan: Plan) -> list[str]:
         *promises(plan),
         f"QUORUM: a model is published only when {_sites(quorum)} contributed to it.",
     ]
-    if plan.strategy.weighing().by in (Weighting.SAMPLES, Weighting.SQRT):
+    by_records = plan.strategy.weighing().by in (Weighting.SAMPLES, Weighting.SQRT)
+    if by_records and not plan.is_masked:
         sentences.append("SEEN: the coordinator learns how many records each site trained on.")
     if quorum == 1:
         sentences.append("WARNING: with quorum 1 a model can be one site's update and no more.")
@@ -165,9 +169,10 @@ def guarantees(plan: Plan) -> list[str]:
             "the other's."
         )
     if plan.strategy.clip is not None and plan.privacy.hides != "site":
+        bounds = "an honest site does" if plan.is_masked else "one site can do"
         sentences.append(
-            f"An update is scaled down to norm {plan.strategy.clip:g}. This bounds what one "
-            "site can do to the model; without noise it is not privacy."
+            f"An update is scaled down to norm {plan.strategy.clip:g}. This bounds what {bounds} "
+            "to the model; without noise it is not privacy."
         )
     sentences += _strategy_sentences(plan)
     if plan.asynchronous.buffer:
@@ -184,6 +189,8 @@ def guarantees(plan: Plan) -> list[str]:
 
 def _sent(plan: Plan) -> str:
     """What leaves a site; a private plan has no weights, and scores only where it says so."""
+    if plan.is_masked:
+        return "masked updates, and keys and sealed shares for taking the masks away"
     if not plan.privacy.is_on:
         return "model updates, a weight and metric sums"
     return "model updates and metric sums" if plan.evaluation.enabled else "model updates"
@@ -192,6 +199,8 @@ def _sent(plan: Plan) -> str:
 def _seen(plan: Plan) -> list[str]:
     """What the coordinator gets to see. Updates that were noised at the site tell it no more
     than `promises` says."""
+    if plan.is_masked:
+        return masked_sentences(plan)
     if plan.privacy.hides in ("record", "local"):
         return ["SEEN: the coordinator sees every site's update, which is noised before it leaves."]
     return [

@@ -114,6 +114,18 @@ class PrivacySection(Section):
         le=1e6,
         description="noise in units of what is hidden; unset: computed from epsilon",
     )
+    noise_at: Literal["coordinator", "sites"] | None = Field(
+        default=None,
+        description="who adds the noise of one site; unset: the sites where sums are masked, else "
+        "the coordinator",
+    )
+    colluding: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="sites of a round whose noise the coordinator may know; unset: as many as "
+        "masks stand. For noise_at = sites",
+    )
     side_noise: float | None = Field(
         default=None,
         gt=0,

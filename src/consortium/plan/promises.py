@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from consortium.plan.privacy import PRESETS, SCORE_SENSITIVITY, PrivacySection
+from consortium.plan.security import honest_sites
 
 if TYPE_CHECKING:
     from consortium.plan.values import Plan
@@ -14,22 +15,31 @@ HIDDEN = {
     "record": "one record of a site (present or not)",
     "site": "one site (taking part or not)",
     "local": "one update of a site (this one or any other that it could have sent)",
+    "contribution": "what one site adds to a sum (its update, or nothing in its place)",
 }
 ADJACENCY = {
     "record": "add or remove one record",
     "site": "add or remove one site",
     "local": "replace one update",
+    "contribution": "replace one site's update by zeros",
 }
 AGAINST = {
     "record": "everybody who sees updates or models, the coordinator included",
     "site": "everybody who sees models; not against the coordinator, who sees the updates",
     "local": "everybody who sees updates or models, the coordinator included",
+    "contribution": "everybody who sees sums or models, the coordinator included, together with as "
+    "many sites as the plan says may collude",
 }
 
 
 def promises(plan: Plan) -> list[str]:
     """What this plan hides, and what it does not."""
     section = plan.privacy
+    if not section.is_on and plan.is_masked:
+        return [
+            "NOT PROTECTED: there is no differential privacy in this plan: nothing bounds what "
+            "sums and models tell of a site or a record."
+        ]
     if not section.is_on:
         return [
             "NOT PROTECTED: there is no differential privacy and no secure aggregation in "
@@ -42,11 +52,20 @@ SIMULATED = "simulated noise: protects nobody"
 
 
 def simulated_promises(plan: Plan) -> list[str]:
-    """What a simulation must say besides: its noise follows from the seed, and whoever has the
-    seed can take it away again."""
-    if not plan.privacy.is_on:
-        return []
-    return [f"SIMULATED: {SIMULATED}. It comes from the seed; a real run draws it in secret."]
+    """What a simulation must say besides: nothing is masked, and its noise follows from the seed,
+    so that whoever has the seed can take it away again."""
+    found = []
+    if plan.is_masked:
+        found.append(
+            "SIMULATED: there are no masks here, because they cancel exactly in the sum. How "
+            "numbers are rounded, summed and divided is what real sites and a coordinator do, bit "
+            "for bit."
+        )
+    if plan.privacy.is_on:
+        found.append(
+            f"SIMULATED: {SIMULATED}. It comes from the seed; a real run draws it in secret."
+        )
+    return found
 
 
 def _promise(plan: Plan) -> str:
@@ -58,9 +77,15 @@ def _promise(plan: Plan) -> str:
         over = f"all {plan.federation.rounds} rounds together" if is_total else "one round"
         much = f"epsilon {epsilon:g} at delta {section.delta:g} for {over}"
     return (
-        f"PROTECTED: {HIDDEN[section.hides]}, by differential privacy: {much}; "
-        f"against {AGAINST[section.hides]}; accountant: {_accountant(section)}."
+        f"PROTECTED: {HIDDEN[plan.unit]}, by differential privacy: {much}; "
+        f"against {_against(plan)}; accountant: {_accountant(section)}."
     )
+
+
+def _against(plan: Plan) -> str:
+    if plan.is_masked and plan.unit == "site":
+        return "everybody who sees models; not against the coordinator, who sees the exact sum"
+    return AGAINST[plan.unit]
 
 
 def _accountant(section: PrivacySection) -> str:
@@ -73,6 +98,8 @@ def _how(plan: Plan) -> list[str]:
     section, noise = plan.privacy, plan.privacy.noise_multiplier
     twice = "twice " if section.hides == "local" else ""
     much = f"noise of {noise:g} times {twice}that" if noise else "as much noise as that takes"
+    if plan.has_noise_shares:
+        return [_shares(plan, much)]
     if section.hides != "record":
         where = "at the site" if section.hides == "local" else "to the sum, at the coordinator"
         return [f"HOW: every update is clipped to norm {section.clip:g}; {much} is added {where}."]
@@ -83,6 +110,17 @@ def _how(plan: Plan) -> list[str]:
         f"{section.rate:g} a step, its gradient is clipped to norm {section.clip:g}, {much}; "
         f"steps are divided by {section.rate:g} of {divisor}."
     ]
+
+
+def _shares(plan: Plan, much: str) -> str:
+    """Who makes the noise, and what is taken on trust."""
+    quorum, honest = plan.federation.quorum, honest_sites(plan)
+    return (
+        f"HOW: every site clips its update to norm {plan.privacy.clip:g} and adds a share of the "
+        f"noise before it masks it. The shares of {honest} sites make {much}: of the "
+        f"{quorum} that are summed at least, {quorum - honest} may tell theirs to the coordinator. "
+        "Of more sites there is more noise. That the others clip and add theirs is taken on trust."
+    )
 
 
 def _limits(plan: Plan) -> list[str]:
@@ -114,6 +152,17 @@ def _scores(section: PrivacySection) -> str:
     )
 
 
+def _trusted(plan: Plan) -> str:
+    if plan.is_masked:
+        return (
+            "NOT PROTECTED: a site from a coordinator that leaves the noise away: it sees the "
+            'exact sum of every round. With noise_at = "sites" it does not.'
+        )
+    return (
+        "NOT PROTECTED: a site from the coordinator; there is no secure aggregation in this plan."
+    )
+
+
 def _not(plan: Plan) -> list[str]:
     section, found = plan.privacy, list[str]()
     if section.hides == "record":
@@ -121,11 +170,10 @@ def _not(plan: Plan) -> list[str]:
             "NOT PROTECTED: whether a site takes part; a person with records at several sites, or "
             "with several records, is protected that many times less."
         )
-    if section.hides == "site":
-        found.append(
-            "NOT PROTECTED: a site from the coordinator; there is no secure aggregation in this "
-            "plan."
-        )
+    if plan.has_noise_shares:
+        found.append("NOT PROTECTED: whether a site takes part.")
+    elif section.hides == "site":
+        found.append(_trusted(plan))
     if plan.evaluation.enabled:
         if section.test_records == "public":
             found.append("NOT PROTECTED: test records, which the plan says are public.")

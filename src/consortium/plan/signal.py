@@ -6,6 +6,7 @@ numbers is σC√d long. So the ratio is the best that could be; below one there
 signal in every round, whatever the records say.
 
     one site      the coordinator adds noise once, to the sum of n rows of length C: n / (σ√d)
+    the same      h of n sites make the noise that is promised, n add their shares: √(nh) / (σ√d)
     local         each of n sites adds noise of 2σC, and noises add up by squares: √n / (2σ√d)
     one record    s steps at each of n sites, each on q·m records: √(s·n)·q·m / (σ√d)
 
@@ -18,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from consortium.errors import ImpossiblePlanError
+from consortium.plan.security import honest_sites
 from consortium.plan.values import Plan
 
 FEW = 16  # records of an expected batch: below, a step is noise and hardly anything else
@@ -83,6 +85,9 @@ def signal_of(
             "this plan has no noise to compare with", hint="consortium lock PLAN"
         )
     of_round, unit = sites_of_round(plan, sites), section.hides
+    if plan.has_noise_shares:  # of more sites than the noise is made for there is more of it
+        shares = math.sqrt(of_round / honest_sites(plan))
+        return Signal(unit, section.noise_multiplier * shares, size, of_round)
     if unit != "record":
         return Signal(unit, section.noise_multiplier, size, of_round)
     return Signal(

@@ -65,7 +65,7 @@ class StrategySection(Section):
         description="how much a site counts; unset: samples, or uniform (robust, variates)",
     )
     weight_cap: float | None = Field(
-        default=None, gt=0, description='samples, for weight = "capped"'
+        default=None, gt=0, description='samples, for weight = "capped" or "sqrt"'
     )
     clip: float | None = Field(default=None, ge=1e-9, description="largest L2 norm of an update")
     mu: float | None = Field(

@@ -18,7 +18,6 @@ from consortium.errors import (
     PlanFileError,
     PlanSyntaxError,
     UnknownKeyError,
-    UnsupportedPlanError,
     WrongTypeError,
 )
 from consortium.plan.check import problems
@@ -26,10 +25,6 @@ from consortium.plan.problem import Problem
 from consortium.plan.values import Plan
 
 MAX_PLAN_BYTES = 1 << 20
-# Protections that a plan may ask for and this version cannot give: refused, never ignored.
-_NOT_YET = {
-    "security": "secure aggregation",
-}
 
 # Pydantic speaks of Python's types; a plan is TOML.
 _IN_WORDS = {
@@ -82,7 +77,6 @@ def plan_of(values: dict[str, Any], source: Source) -> Plan:
 def typed(values: dict[str, Any], source: Source) -> Plan:
     """The plan of these sections and keys. Each is known and has a value that it may have;
     whether they go together was not looked at."""
-    _refuse_unsupported(values, source)
     try:
         return Plan.model_validate(values)
     except ValidationError as error:
@@ -105,17 +99,6 @@ def write_plan(plan: Plan) -> str:
     """The plan as TOML, every key that is not at its default. Reads back to an equal plan."""
     values = plan.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     return tomli_w.dumps({name: table for name, table in values.items() if table})
-
-
-def _refuse_unsupported(values: dict[str, Any], source: Source) -> None:
-    for section, what in _NOT_YET.items():
-        if section in values:
-            raise source.error(
-                UnsupportedPlanError,
-                (section,),
-                f"[{section}] asks for {what}, which this version does not have",
-                f"take [{section}] out, if the study may run without it",
-            )
 
 
 def _explain(detail: ErrorDetails, source: Source) -> PlanError:

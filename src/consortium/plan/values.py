@@ -11,10 +11,21 @@ import json
 from dataclasses import replace
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from consortium.core.ids import Digest
-from consortium.core.terms import LOSS, PPM, Budget, Close, Condition, Metric, Selection, Terms
+from consortium.core.terms import (
+    LOSS,
+    PPM,
+    Budget,
+    Close,
+    Condition,
+    Masking,
+    Metric,
+    Selection,
+    Terms,
+)
 from consortium.errors import ImpossiblePlanError, WrongTypeError
 from consortium.model import Form, Layout, digest_of
 from consortium.packing.packed import Packing
@@ -24,11 +35,15 @@ from consortium.plan.compression import CompressionSection
 from consortium.plan.privacy import BOUNDED_METRIC, PrivacySection
 from consortium.plan.private import settled_evaluation, settled_strategy
 from consortium.plan.section import Count as _Count
+from consortium.plan.section import Duration as _Duration
 from consortium.plan.section import Names as _Names
 from consortium.plan.section import Section as _Section
+from consortium.plan.security import SecuritySection, masked_form, ring_of, share_of
 from consortium.plan.strategy import StrategySection
 from consortium.plan.text import parse_condition, parse_duration_ms
 from consortium.update.clip import ClipByNorm
+from consortium.update.ring import Ring
+from consortium.update.ring_noise import NoiseShare
 from consortium.update.stage import Chain, Stage, chain
 
 # What a plan says of where and how it runs here. It changes no rule, so it is in no digest.
@@ -39,17 +54,11 @@ DEPLOYMENT_KEYS: dict[str, set[str] | bool] = {
 _CONTEXT = b"consortium/plan/v1\n"
 
 
-def _valid_duration(text: str) -> str:
-    parse_duration_ms(text)
-    return text
-
-
 def _valid_condition(text: str) -> str:
     parse_condition(text)
     return text
 
 
-_Duration = Annotated[str, AfterValidator(_valid_duration)]
 _Ratio = Annotated[float, Field(gt=0, le=1)]
 _Conditions = Annotated[
     tuple[Annotated[str, AfterValidator(_valid_condition)], ...], Field(strict=False)
@@ -227,6 +236,7 @@ class Plan(_Section):
     asynchronous: AsynchronousSection = AsynchronousSection()
     compression: CompressionSection = CompressionSection()
     privacy: PrivacySection = PrivacySection()
+    security: SecuritySection = SecuritySection()
     simulation: SimulationSection = SimulationSection()
 
     @model_validator(mode="after")
@@ -309,8 +319,14 @@ class Plan(_Section):
                 "how much noise this plan takes was not computed", hint="consortium lock PLAN"
             )
         costs = privacy.costs(self.training.epochs, has_scores=self.evaluation.enabled)
-        account = f"{privacy.dataset or _plain(self.federation.name)}-{privacy.hides}"
-        return Budget(account, privacy.hides, costs, privacy.hides != "site")
+        account = f"{privacy.dataset or _plain(self.federation.name)}-{self.unit}"
+        return Budget(account, self.unit, costs, self.unit != "site")
+
+    @property
+    def unit(self) -> str:
+        """What its privacy account is of. Noise of sites and noise of a coordinator hide different
+        things from different people, so each has accounts of its own."""
+        return "contribution" if self.has_noise_shares else self.privacy.hides
 
     @property
     def packing(self) -> Packing | None:
@@ -320,14 +336,42 @@ class Plan(_Section):
             section.packing(self.digest if section.draws_places else b"") if section.is_on else None
         )
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether the coordinator sees sums alone."""
+        return self.security.secure_aggregation
+
+    @property
+    def has_noise_shares(self) -> bool:
+        """Whether the noise on sums comes from the sites, under their masks."""
+        privacy = self.privacy
+        return self.is_masked and privacy.hides == "site" and privacy.noise_at != "coordinator"
+
+    def ring(self, layout: Layout) -> Ring:
+        """How sites write the rows that they mask, and how sums of them are read."""
+        return ring_of(self, self.strategy.form(layout).size)
+
+    def noise_share(self, layout: Layout) -> NoiseShare | None:
+        """What each site adds to its row under the masks; None: nothing."""
+        return share_of(self, self.ring(layout), self.strategy.form(layout).size)
+
+    def row_form(self, layout: Layout) -> Form:
+        """What a row consists of that leaves a site of a simulation, as numbers."""
+        if self.is_masked:
+            return replace(masked_form(self, layout), dtype=np.dtype(np.float64))
+        return self.strategy.form(layout)
+
     def form(self, layout: Layout, round_number: int) -> Form:
         """What an update's file consists of in one round."""
+        if self.is_masked:
+            return masked_form(self, layout)
         form = self.strategy.form(layout)
         packing = self.packing
         return form if packing is None else replace(form, packing=packing.in_round(round_number))
 
-    def terms(self, metrics: tuple[Metric, ...]) -> Terms:
-        """The rules that the core knows, for a task that reports these metrics."""
+    def terms(self, metrics: tuple[Metric, ...], *, is_simulated: bool = False) -> Terms:
+        """The rules that the core knows, for a task that reports these metrics. In a simulation
+        nobody masks anything: the sum is the same, and there is nobody to hide from."""
         metrics = self.reported(metrics)
         self._check_metrics(metrics)
         federation, selection, timing = self.federation, self.selection, self.round
@@ -367,7 +411,12 @@ class Plan(_Section):
             max_staleness=asynchronous.max_staleness if asynchronous.buffer else 0,
             discount_ppm=_ppm(asynchronous.discount) if asynchronous.buffer else 0,
             budget=self.budget,
+            masking=None if is_simulated else self._masking,
         )
+
+    @property
+    def _masking(self) -> Masking | None:
+        return Masking(parse_duration_ms(self.security.phase)) if self.is_masked else None
 
     def _check_metrics(self, metrics: tuple[Metric, ...]) -> None:
         names = [metric.name for metric in metrics]

@@ -57,8 +57,8 @@ class DiscreteGaussian:
         if not 0.0 < sigma <= MOST_SIGMA:
             raise ImpossiblePlanError("discrete noise needs a sigma above zero, of at most 2**40")
         self._twice_square = _EXACT.multiply(2, _EXACT.power(Decimal(sigma), 2))
-        self._shift = math.floor(math.log2(max(1.0, sigma / _BINS)))
-        self._cuts = self._shares(math.ceil(_TAIL * sigma / 2**self._shift) + 1)
+        self._shift, bins = _bins_of(sigma)
+        self._cuts = self._shares(bins)
         self._guide = _guide(self._cuts)
 
     def draw(self, count: int, words: Words) -> I64:
@@ -121,6 +121,22 @@ class DiscreteGaussian:
             chance = self._chance(int(first[at]), int(first[at] + offset[at]))
             is_kept[at] = _extended(int(rest[at]), words) < _parts(chance, bits + _MORE_BITS)
         return is_kept
+
+
+def most_of(sigma: float) -> int:
+    """No number that is drawn for this σ has a larger magnitude.
+
+    >>> most_of(1.0), most_of(1000.0)
+    (14, 13567)
+    """
+    shift, bins = _bins_of(sigma)
+    return (bins << shift) - 1
+
+
+def _bins_of(sigma: float) -> tuple[int, int]:
+    """(s, how many bins of 2**s numbers there are)."""
+    shift = math.floor(math.log2(max(1.0, sigma / _BINS)))
+    return shift, math.ceil(_TAIL * sigma / 2**shift) + 1
 
 
 def _guide(cuts: list[int]) -> I64:

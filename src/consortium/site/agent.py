@@ -25,6 +25,7 @@ from consortium.site.lines import Lines
 from consortium.site.listener import Listener
 from consortium.site.machine import Machine
 from consortium.site.port import Port
+from consortium.site.secret_sums import SecretSums
 from consortium.site.studies import Studies, held_model
 from consortium.site.tools import Situation, Tools
 from consortium.site.transfer import Transfer
@@ -34,7 +35,14 @@ from consortium.site.worker import Worker
 _LOOK_S = 0.25
 _END_S = 1.5  # for threads to end; they do not keep the process
 INCOMING, LEFT = "incoming", "left"
-_ANSWERING = (Stage.SENDING, Stage.SCORING, Stage.REPORTING)
+_ANSWERING = (
+    Stage.SENDING,
+    Stage.SCORING,
+    Stage.REPORTING,
+    Stage.KEYING,
+    Stage.SHARING,
+    Stage.UNMASKING,
+)
 
 
 def _in_silence(_: str, __: int, ___: int) -> None:
@@ -67,6 +75,7 @@ class Agent:
             client=client,
             transfer=transfer,
             studies=Studies(home, client, transfer),
+            secrets=SecretSums(home, client),
             tell=on_event,
             progress=on_work,
         )

@@ -1,4 +1,5 @@
-"""A site's answers to an invitation: its update, its score, or the code of a failure.
+"""A site's answers to an invitation: its update, its score, the code of a failure, and what it
+gives for a secret sum.
 
 Each is one request with one nonce, sent until the coordinator has heard it or will never take
 it. What leaves was made durable before: nothing is made again for the sake of sending it.
@@ -14,6 +15,7 @@ from consortium.core.facts import Failure, UpdateReceived
 from consortium.drive.directory import SIGNER_NAME
 from consortium.errors import (
     ConsortiumError,
+    CorruptStoreError,
     MissingBlobError,
     OnHoldError,
     ProofError,
@@ -26,12 +28,21 @@ from consortium.errors import (
 from consortium.ledger.notary import origin_of
 from consortium.ledger.note import Verifier
 from consortium.ledger.proof import read_proof, verify_proof
+from consortium.model import digest_of
 from consortium.site.events import Event, Kind
 from consortium.site.tools import Tools
 from consortium.site.transport import Request
-from consortium.wire.messages import FailureNote, ReceiptReply, ScoreNote, Submission, Taken
+from consortium.wire.messages import (
+    FailureNote,
+    Message,
+    ReceiptReply,
+    ScoreNote,
+    Submission,
+    Taken,
+)
 
-Given = p.SendUpdate | p.SendScore | p.TellFailure
+_InSecret = p.SendKeys | p.SendShares | p.SendAnswer
+Given = p.SendUpdate | p.SendScore | p.TellFailure | _InSecret
 _FINAL = (Refusal, UpdateError, TooLargeError)  # what the coordinator will never take
 
 
@@ -60,6 +71,10 @@ class Answers:
             if not self._is_gone(work):
                 raise  # the coordinator misses something
             self._end_without_an_answer(work, error)
+        except CorruptStoreError as error:
+            if not isinstance(work, _InSecret):
+                raise
+            self._broke(work.round, error)  # without its seeds it cannot go on in this round
         else:
             self._heard(work, event)
         finally:
@@ -69,6 +84,8 @@ class Answers:
     def _heard(self, work: Given, event: Event) -> None:
         if self._tools.machine.feed(p.Heard(work, self._tools.clock.now_ms())):
             self._tools.tell(event)
+            if isinstance(work, p.SendAnswer):
+                self._tools.secrets.forget()
 
     def _end_without_an_answer(self, work: Given, error: ConsortiumError) -> None:
         """It will never be taken, or is not here any more; unless it was taken already."""
@@ -78,10 +95,15 @@ class Answers:
             self._heard(work, Event(Kind.SENT, text, work.round))
         elif isinstance(error, MissingBlobError):
             assert isinstance(work, p.SendUpdate)
-            if tools.machine.feed(p.Broke(work.round, Failure.RESOURCES, now_ms)):
-                tools.tell(Event.of(Kind.FAILED, error, round=work.round))
+            self._broke(work.round, error)
         elif tools.machine.feed(p.TurnedAway(work, now_ms)):
+            tools.secrets.forget()  # of no use: the round goes on, or is over, without this site
             tools.tell(Event.of(Kind.TURNED_AWAY, error, round=tools.machine.state.round))
+
+    def _broke(self, number: int, error: ConsortiumError) -> None:
+        tools = self._tools
+        if tools.machine.feed(p.Broke(number, Failure.RESOURCES, tools.clock.now_ms())):
+            tools.tell(Event.of(Kind.FAILED, error, round=number))
 
     def _is_gone(self, work: Given) -> bool:
         return isinstance(work, p.SendUpdate) and not self._tools.home.blobs.has(work.update)
@@ -104,6 +126,8 @@ class Answers:
                 return self._send_score(work)
             case p.TellFailure():
                 return self._tell_failure(work)
+            case p.SendKeys() | p.SendShares() | p.SendAnswer():
+                return self._give_in_secret(work)
 
     def _send_update(self, work: p.SendUpdate) -> Event:
         tools, number = self._tools, work.round
@@ -164,9 +188,28 @@ class Answers:
         text = f"round {work.round}: told the code {work.failure.name}"
         return Event(Kind.FAILED, text, work.round)
 
-    def _once(
-        self, work: Given, path: str, body: Submission | ScoreNote | FailureNote, number: int
-    ) -> Request:
+    def _give_in_secret(self, work: _InSecret) -> Event:
+        """Keys, shares, or an answer for the others. With the answer, the round's seeds go."""
+        number, secrets = work.round, self._tools.secrets
+        body: Message
+        match work:
+            case p.SendKeys():
+                route, body, what = "keys", secrets.keys(number), "its keys"
+            case p.SendShares():
+                route, what = "shares", "its seeds in shares, sealed for the others"
+                body = secrets.shares(number, work.session)
+            case p.SendAnswer():
+                self._make_up_for_a_lost_receipt(number)
+                route, what = "answer", "its shares of the others: the sum can be read"
+                body = secrets.answer(number, work.split)
+        data = body.model_dump_json().encode()
+        spooled = p.Spool(number, digest_of(data), len(data), self._tools.clock.now_ms())
+        self._tools.machine.feed(spooled)  # before it leaves
+        request = self._once(work, f"/v1/rounds/{number}/{route}", body, number)
+        self._tools.client.send(request, Taken)
+        return Event(Kind.SENT, f"round {number}: gave {what}", number)
+
+    def _once(self, work: Given, path: str, body: Message, number: int) -> Request:
         """The one request for this answer: the same when it must be sent again."""
         if self._request is None or self._request[0] != work:
             request = self._tools.client.prepare("POST", path, body, round=number)

@@ -21,6 +21,7 @@ from consortium.errors import (
     ImpossiblePlanError,
     NotApprovedError,
     OnHoldError,
+    PolicyError,
     PrivacyBudgetExceededError,
     RestoredBackupError,
     VerificationError,
@@ -216,6 +217,7 @@ class Listener:
         for fact in facts:
             assert isinstance(fact, s.RoundSettled)
             self._unmoved = fact
+            tools.secrets.forget()  # nobody answers for others in a round that is over
             word = "counted" if fact.is_counted else "did not count"
             text = f"round {fact.round} is over: this site's update {word}"
             tools.tell(Event(Kind.SETTLED, text, fact.round))
@@ -257,7 +259,10 @@ class Listener:
         situation, duty = self._situation, invitation.duty
         with situation.lock:
             situation.waiting = None
-            if isinstance(duty, d.Train) and not self._is_allowed(invitation, duty):
+            if isinstance(duty, d.Invitation) and not self._is_allowed(invitation, duty):
+                situation.duty = None
+                return True
+            if not self._is_verified(duty):
                 situation.duty = None
                 return True
             try:
@@ -278,11 +283,31 @@ class Listener:
             self._tools.wake.set()
             return True
 
-    def _is_allowed(self, invitation: Invitation, duty: d.Train) -> bool:
+    def _is_verified(self, duty: d.SiteDuty) -> bool:
+        """Whether what the coordinator says of the others in a secret sum holds, and this site's
+        people would have it. It drops out where they would not."""
+        tools = self._tools
+        with tools.machine.lock:
+            state = tools.machine.state
+            task, plan = state.task, state.plan
+            is_new = state.round == duty.round and _is_to_be_pinned(duty, state)
+        if not is_new or task is None or plan is None:
+            return True  # the machine says what it thinks of that
+        study = tools.studies.of(task, plan)
+        try:
+            tools.secrets.look_at(duty, study.plan)
+        except PolicyError as error:
+            if tools.machine.feed(p.Broke(duty.round, Failure.POLICY, tools.clock.now_ms())):
+                tools.tell(Event.of(Kind.DECLINED, error, round=duty.round))
+            return False
+        return True
+
+    def _is_allowed(self, invitation: Invitation, duty: d.Invitation) -> bool:
         """Fetch and verify the study; decline what the site's policy or its machine forbids."""
         tools = self._tools
         study = self._situation.study = tools.studies.of(duty.task, duty.plan)
         _check_same(invitation, study)
+        _check_masks(duty, study)
         policy = read_policy(tools.home.policy_file)
         objections = [*_too_late(study, duty.round), *policy.objections(study.plan, study.layout)]
         if objections:
@@ -300,7 +325,7 @@ class Listener:
             tools.machine.feed(p.Approve(duty.task, duty.plan, tools.clock.now_ms()))
         return True
 
-    def _is_paid(self, study: ReviewedStudy, duty: d.Train) -> bool:
+    def _is_paid(self, study: ReviewedStudy, duty: d.Invitation) -> bool:
         """Whether this site's own ledger can pay. One that cannot sits the round out; what a
         round that was begun costs is held ready already."""
         try:
@@ -315,7 +340,7 @@ class Listener:
         self._unpaid.remove()
         return True
 
-    def _decline(self, duty: d.Train, failure: Failure, why: str, code: str = "") -> None:
+    def _decline(self, duty: d.Invitation, failure: Failure, why: str, code: str = "") -> None:
         """Also a round that was begun: the policy may have become stricter since."""
         machine, now_ms = self._tools.machine, self._tools.clock.now_ms()
         is_new = machine.feed(p.Decline(duty, failure, now_ms))
@@ -350,6 +375,9 @@ class Listener:
     def _tell_taken(self, facts: p.SiteFacts) -> None:
         for fact in facts:
             match fact:
+                case s.SumJoined():
+                    text = f"round {fact.round}: invited to train; the sum is secret"
+                    self._tools.tell(Event(Kind.TAKEN, text, fact.round))
                 case s.InvitationTaken():
                     text = f"round {fact.round}: invited to train"
                     self._tools.tell(Event(Kind.TAKEN, text, fact.round))
@@ -380,3 +408,25 @@ def _check_same(invitation: Invitation, study: ReviewedStudy) -> None:
     told = (invitation.requirements, invitation.epochs, invitation.batch_size)
     if told != (plan.selection.require, plan.training.epochs, plan.training.batch_size):
         raise VerificationError("the invitation says otherwise than the plan that it is for")
+
+
+def _is_to_be_pinned(duty: d.SiteDuty, state: p.Participant) -> bool:
+    """Whether the machine is about to agree to what others are said to have done in a secret sum;
+    to a second such thing it will not."""
+    match duty:
+        case d.Share():
+            return state.session is None
+        case d.Unmask():
+            return state.split is None
+        case d.Train():
+            return duty.sharing is not None and state.sharing is None
+        case _:
+            return False
+
+
+def _check_masks(duty: d.Invitation, study: ReviewedStudy) -> None:
+    """Who approved a plan whose sums are secret did not approve of showing what is summed."""
+    is_masked = isinstance(duty, d.JoinSum) or duty.sharing is not None
+    if is_masked is not study.plan.is_masked:
+        word = "without the masks that its plan has" if study.plan.is_masked else "with masks"
+        raise VerificationError(f"the coordinator asks for an update {word}")

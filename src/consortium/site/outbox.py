@@ -28,6 +28,9 @@ class Sort(Enum):
     SCORE = "score"
     FAILURE = "failure"
     REPORT = "report"
+    KEYS = "keys"  # for a secret sum, as the next two
+    SHARES = "shares"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,10 @@ def entries(machine: Machine) -> list[OutboxEntry]:
     """All of it, oldest first."""
     found: list[OutboxEntry] = []
     newest: dict[tuple[Sort, int], int] = {}  # where the last of this kind and round stands
+    step = Sort.KEYS  # of a secret sum
     for _, fact in machine.facts():
-        made = _made(fact)
+        step = _STEPS.get(type(fact), step)
+        made = _made(fact, step)
         if made is not None:
             newest[made.kind, made.round] = len(found)
             found.append(made)
@@ -69,7 +74,9 @@ def priced(
 ) -> list[OutboxEntry]:
     """The same with what each cost, by the plan that its round was taken with."""
     taken = {
-        fact.round: fact.plan for _, fact in machine.facts() if isinstance(fact, s.InvitationTaken)
+        fact.round: fact.plan
+        for _, fact in machine.facts()
+        if isinstance(fact, s.InvitationTaken | s.SumJoined)
     }
     bills = {plan: _bill(home, plan, price) for plan in set(taken.values())}
     return [
@@ -135,8 +142,13 @@ def report_body(report: Reported) -> bytes:
     return Report(report=dict(report)).model_dump_json().encode()
 
 
-def _made(fact: s.SiteFact) -> OutboxEntry | None:
+_STEPS = {s.SumJoined: Sort.KEYS, s.SessionPinned: Sort.SHARES, s.SplitPinned: Sort.ANSWER}
+
+
+def _made(fact: s.SiteFact, step: Sort) -> OutboxEntry | None:
     match fact:
+        case s.NoteSpooled():
+            return OutboxEntry(step, fact.round, fact.note, fact.size_bytes, fact.at_ms)
         case s.UpdateSpooled():
             return OutboxEntry(Sort.UPDATE, fact.round, fact.update, fact.size_bytes, fact.at_ms)
         case s.ScoreSpooled():
@@ -155,8 +167,15 @@ def _note(kind: Sort, number: int, body: bytes, at_ms: int) -> OutboxEntry:
 
 def _acknowledged(fact: s.SiteFact) -> tuple[Sort, int] | None:
     match fact:
-        case s.ReceiptKept() | s.EvaluationTaken():  # only whose update counted is asked to try
+        # Only whose update counted is asked to try the model, or to answer for the others.
+        case s.ReceiptKept() | s.EvaluationTaken() | s.SplitPinned():
             return Sort.UPDATE, fact.round
+        case s.KeysTold() | s.SessionPinned():
+            return Sort.KEYS, fact.round
+        case s.SharesTold() | s.SharersPinned():
+            return Sort.SHARES, fact.round
+        case s.AnswerTold():
+            return Sort.ANSWER, fact.round
         case s.ScoreTold():
             return Sort.SCORE, fact.round
         case s.FailureTold():

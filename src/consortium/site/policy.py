@@ -98,6 +98,16 @@ class Policy(BaseModel):
         default=None, description="largest update, in bytes; unset: any"
     )
     min_sites: _Limit = Field(default=2, description="smallest quorum of a plan")
+    masks: Literal["as planned", "required"] = Field(
+        default="as planned",
+        description="required: no update leaves but in sums of which nobody sees the parts",
+    )
+    known: Annotated[tuple[Hex32, ...], Field(strict=False)] = Field(
+        default=(), description="keys of sites whose people have compared them with this site's"
+    )
+    min_known: Annotated[int, Field(ge=0, lt=1 << 62)] = Field(
+        default=0, description="of those, how many every masked sum must have"
+    )
     max_rounds: _Limit | None = Field(default=None, description="rounds of a plan; unset: any")
     isolation: Literal["required", "available", "off"] = Field(
         default="available",
@@ -163,12 +173,14 @@ class Policy(BaseModel):
 
     def _leaving(self, plan: Plan, layout: Layout) -> list[str]:
         found, strategy = [], plan.strategy
+        if self.masks == "required" and not plan.is_masked:
+            found.append("the plan shows every update to the coordinator; here masks are required")
         size_bytes, most = update_bytes(plan, layout), self.max_bytes_per_round
         if "update" not in self.may_leave:
             found.append("updates may not leave this site")
         if most is not None and size_bytes > most:
             found.append(f"an update has {size_bytes:,} bytes, and {most:,} may leave a round")
-        if "weight" not in self.may_leave:
+        if "weight" not in self.may_leave and not plan.is_masked:
             if strategy.weighing().by is not Weighting.UNIFORM:
                 found.append("the plan weighs sites by how many records they have")
             if strategy.is_normalised:

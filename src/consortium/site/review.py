@@ -223,10 +223,28 @@ def _bounds(study: ReviewedStudy) -> list[str]:
     scores = f" and {score:,} bytes of scores" if score else ""
     return [
         f"LEAVES  at most {update:,} bytes of update{scores} a round, "
-        f"{(update + score) * rounds:,} bytes in {rounds} rounds; masked: no; "
-        f"noised: {_NOISED[plan.privacy.hides]}",
+        f"{(update + score) * rounds:,} bytes in {rounds} rounds; "
+        f"masked: {'yes' if plan.is_masked else 'no'}; noised: {_noised(plan)}",
+        *_keys_and_shares(plan),
         "LEAVES  besides, not in these bytes: that this site is there; what it reports of itself, "
         "when it joins and when that changes; the code of a failure",
+    ]
+
+
+def _noised(plan: Plan) -> str:
+    if plan.has_noise_shares:
+        return "yes, before it is masked"
+    if plan.is_masked and plan.privacy.hides == "site":
+        return "no: the coordinator noises the sum, which it sees"
+    return _NOISED[plan.privacy.hides]
+
+
+def _keys_and_shares(plan: Plan) -> list[str]:
+    if not plan.is_masked:
+        return []
+    return [
+        "LEAVES  for the masks, besides: two public keys, this site's seeds in shares that are "
+        "sealed for the other sites, and one share of each other site's seeds"
     ]
 
 

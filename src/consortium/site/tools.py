@@ -13,6 +13,7 @@ from consortium.site.events import Event, Kind, OnEvent, OnWork
 from consortium.site.home import SiteHome
 from consortium.site.machine import Machine
 from consortium.site.review import ReviewedStudy
+from consortium.site.secret_sums import SecretSums
 from consortium.site.studies import NewestModel, Studies
 from consortium.site.transfer import Transfer
 from consortium.site.transport import Client
@@ -31,6 +32,7 @@ class Tools:
     client: Client
     transfer: Transfer
     studies: Studies
+    secrets: SecretSums
     tell: OnEvent
     progress: OnWork
     stop: threading.Event = field(default_factory=threading.Event)

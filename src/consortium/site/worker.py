@@ -17,6 +17,7 @@ from consortium.core.ids import Digest
 from consortium.errors import (
     ConsortiumError,
     CorruptBlobError,
+    InternalError,
     OnHoldError,
     RestoredBackupError,
 )
@@ -95,6 +96,9 @@ class Worker:
             case p.SendUpdate() | p.SendScore() | p.TellFailure():
                 self._answers.give(work)
                 return True
+            case p.SendKeys() | p.SendShares() | p.SendAnswer():
+                self._answers.give(work)
+                return True
             case None:
                 return self._fetch_newest() or self._warm_up()
 
@@ -137,13 +141,25 @@ class Worker:
             made = tools.ledger.pay_for(
                 work.round, study.plan, lambda: make(private_state=work.private_state)
             )
+            update = self._masked(work.round, study, made.update)
             tools.transfer.mark(made.update, made.marks)
             now_ms = tools.clock.now_ms()
-            item = p.Trained(work.round, made.update, made.private_state, made.size_bytes, now_ms)
+            item = p.Trained(work.round, update, made.private_state, made.size_bytes, now_ms)
             if tools.machine.feed(item):
                 text = f"round {work.round}: trained; {made.size_bytes:,} bytes are to leave"
                 tools.tell(Event(Kind.TRAINED, text, work.round))
         return True
+
+    def _masked(self, number: int, study: ReviewedStudy, update: Digest) -> Digest:
+        """What leaves of what was made: where the sum is secret, the same under masks."""
+        if not study.plan.is_masked:
+            return update
+        with self._tools.machine.lock:
+            sharing = self._tools.machine.state.sharing
+        if sharing is None:
+            raise InternalError("an update of a masked plan must not leave without masks")
+        form = study.plan.form(study.layout, number)
+        return self._tools.secrets.masked(number, sharing, update, form)
 
     def _evaluate(self, work: p.EvaluateHere) -> bool:
         tools, duty = self._tools, self._situation.duty

@@ -15,6 +15,7 @@ from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.federation import decide, evolve
 from consortium.core.ids import DIGEST_BYTES, Digest, Seat, Seats, SiteId
+from consortium.core.secagg import SIGNATURE_BYTES
 from consortium.core.state import Federation
 from consortium.core.tables import Step
 from consortium.core.terms import Terms
@@ -27,6 +28,7 @@ QUIET_NORM, LOUD_NORM = 1.0, 100.0
 # Duties report at these fixed times: the core compares none of them with a deadline.
 _SCREENED_MS, _SUMMED_MS = START_MS + 200, START_MS + 300
 _JUDGED_MS, _RELEASED_MS = START_MS + 600, START_MS + 700
+_KEYED_MS, _SHARED_MS, _ANSWERED_MS = START_MS + 2, START_MS + 3, START_MS + 250
 _FREES_IN_MS = 5_000  # more than any round takes
 _ANOMALIES = tuple(sorted(f.ANOMALIES))
 
@@ -64,6 +66,7 @@ class Alphabet:
     is_led: bool = False  # the lead holds, resumes, rolls back and stops between rounds
     is_cancelled: bool = True  # the lead cancels the open round
     is_replanned: bool = False  # the lead adopts a plan that costs more
+    has_shared: bool = False  # the walk begins where all have shared their seeds
     outcomes: tuple[f.Outcome, ...] = tuple(f.Outcome)  # what the gate may say
     seeds: tuple[bytes, ...] = SEEDS
 
@@ -73,7 +76,7 @@ class Alphabet:
 
 
 def founding(terms: Terms, alphabet: Alphabet) -> list[f.Fact]:
-    """The facts of a federation that is ready for its first round."""
+    """The facts of a federation that is ready for its first round, or on its way in it."""
     state, facts = Federation(), list[f.Fact]()
     report = ((READY, True),)
     arrivals: list[i.Input] = [
@@ -83,6 +86,10 @@ def founding(terms: Terms, alphabet: Alphabet) -> list[f.Fact]:
         *(i.Admit(SiteId(f"site-{seat}"), b"", START_MS) for seat in alphabet.seats),
         *(i.Report(seat, report, START_MS) for seat in alphabet.seats),
     ]
+    if alphabet.has_shared:
+        arrivals += [i.OpenRound(START_MS), i.Drawn(1, alphabet.seeds[0], START_MS + 1)]
+        arrivals += [keys_of(1, seat) for seat in alphabet.seats]
+        arrivals += [_shares_of(1, seat) for seat in alphabet.seats]
     for item in arrivals:
         for fact in decide(state, item):
             evolve(state, fact)
@@ -103,11 +110,13 @@ class Moment:
     is_summed: bool
     next_number: int = 1
     position: int = 0  # facts that the account has at least
+    step: Step | None = None  # of the open round, if its sum is secret
 
     @classmethod
     def of(cls, state: Federation) -> Moment:
         present, due_ms = state.round or state.ended, max(state.due_ms, START_MS)
         paid = state.next_number, max(state.positions.values(), default=0)
+        is_masked = state.terms is not None and state.terms.is_masked
         if present is None:
             return cls(0, START_MS, START_MS, due_ms, 0, False, False, *paid)
         wake_ms = due_ms
@@ -123,6 +132,7 @@ class Moment:
             state.round is not None,
             present.model is not None,
             *paid,
+            state.round.step if state.round is not None and is_masked else None,
         )
 
 
@@ -141,6 +151,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_verdicts(moment, alphabet),
         *_old_news(moment),
         *_payments(moment, terms, alphabet),
+        *_exchanges(moment, terms, alphabet),
     )
     return tuple(dict.fromkeys(arrivals))
 
@@ -163,6 +174,9 @@ def _ticks(at: Moment, terms: Terms) -> Iterator[i.Input]:
     if not at.is_open:
         return  # when exactly a round opens makes no difference but in the times
     yield i.Tick(at.wake_ms + 1)
+    if at.step is not None and at.step is not Step.TRAINING:
+        yield i.Tick(at.wake_ms + 1, at.wake_ms + 1)  # the coordinator was down
+        return  # nothing but keys, shares and answers is waited for
     yield i.Tick(at.wake_ms + terms.grace_ms)
     yield i.Tick(at.wake_ms + terms.grace_ms + 1)
 
@@ -292,6 +306,34 @@ def _old_news(at: Moment) -> Iterator[i.Input]:
         yield i.Summed(number, at.members, MODEL, None, _SUMMED_MS)
         yield i.Verdict(number, MODEL, f.Outcome.ACCEPTED, _JUDGED_MS)
         yield i.Released(number, MODEL, _RELEASED_MS)
+
+
+def keys_of(number: int, seat: Seat, whose: str = "") -> i.GiveKeys:
+    """The keys that an honest seat gives for a round, or those of somebody else."""
+    whose = whose or f"{seat} in {number}"
+    mask, seal, own = (digest(f"{part} of {whose}") for part in ("mask", "seal", "own"))
+    return i.GiveKeys(number, seat, mask, seal, own, bytes(SIGNATURE_BYTES), _KEYED_MS)
+
+
+def _shares_of(number: int, seat: Seat) -> i.GiveShares:
+    return i.GiveShares(number, seat, digest(f"shares of {seat}"), None, _SHARED_MS)
+
+
+def _exchanges(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
+    """Keys, shares and answers, in time, twice, others, copied, too early and too late: each at
+    one time, as the core compares none of them with a deadline."""
+    if not terms.is_masked:
+        return
+    old_news = [(number, Seat(1)) for number in (at.number - 1, at.number + 1)]
+    for number, seat in (*((at.number, seat) for seat in (*alphabet.seats, STRANGER)), *old_news):
+        yield keys_of(number, seat)
+        yield _shares_of(number, seat)
+        yield i.GiveAnswer(number, seat, digest(f"answer of {seat}"), None, _ANSWERED_MS)
+    for seat in alphabet.swapping:
+        yield keys_of(at.number, seat, f"another of {seat}")
+        yield keys_of(at.number, seat, f"{alphabet.seats[-1]} in {at.number}")
+        yield i.GiveShares(at.number, seat, digest(f"other shares {seat}"), None, _SHARED_MS)
+        yield i.GiveAnswer(at.number, seat, digest(f"other answer {seat}"), None, _ANSWERED_MS)
 
 
 def dearer(terms: Terms) -> Terms:

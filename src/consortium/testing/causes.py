@@ -16,7 +16,13 @@ from consortium.core.selection import choose, invitation_size
 from consortium.core.tables import Step
 from consortium.core.terms import Close
 from consortium.testing.rules import loud_among
-from consortium.testing.transitions import Change, awaited_until_ms, ready_among, spares
+from consortium.testing.transitions import (
+    Change,
+    awaited_until_ms,
+    is_exchanging,
+    ready_among,
+    spares,
+)
 
 # Each rule takes the one kind of fact that FACT_RULES lists it under.
 FactRule = Callable[[Change, Any], bool]
@@ -51,7 +57,8 @@ def the_invited_are_eligible(change: Change, fact: f.SitesInvited) -> bool:
     if terms.is_buffered:
         count = max(0, target - len(busy))
     chosen = choose(terms, change.after.roster, free, count, seed)
-    is_in_time = fact.deadline_ms == change.item.now_ms + terms.duration_ms
+    span_ms = terms.duration_ms if terms.masking is None else terms.masking.phase_ms
+    is_in_time = fact.deadline_ms == change.item.now_ms + span_ms
     return len(pool) >= terms.wait_for and (chosen, target, is_in_time) == (
         fact.seats,
         fact.target,
@@ -141,8 +148,10 @@ def _newly(change: Change) -> dict[Any, float | None]:
 
 
 def who_drops_out_was_awaited(change: Change, fact: f.SiteDropped) -> bool:
-    """A site drops out of what is still expected of it: its update or its evaluation."""
+    """A site drops out of what is still expected of it: its keys, its update, its evaluation."""
     was = change.before.round
+    if is_exchanging(change.before, fact.round, fact.seat):
+        return True
     is_unheard = was is not None and fact.seat in was.unheard
     is_unheard = is_unheard and was is not None and was.number_of(fact.seat) == fact.round
     return is_unheard or awaited_until_ms(change.before, fact.round, fact.seat) is not None
@@ -172,7 +181,7 @@ def a_closing_is_due(change: Change, fact: f.RoundClosed) -> bool:
     if not became.waiting and not became.unchecked:
         return True
     grace_ms = terms.grace_ms if became.unchecked else 0
-    return change.item.now_ms > became.deadline_ms + grace_ms
+    return change.item.now_ms > change.was.deadline_ms + grace_ms
 
 
 def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
@@ -186,6 +195,11 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
             is_short = len({*free, *ready_among(change, was.invited)}) < change.terms.wait_for
             is_thin = change.terms.is_buffered and coming + len(free) < was.quorum
             return was.step is Step.SELECTING and change.is_late and (is_short or is_thin)
+        case f.RoundEnd.MEMBER_REVOKED if change.terms.is_masked:
+            is_closed = was.step in (Step.UNMASKING, Step.SUMMING)
+            return is_closed and bool(was.members.keys() & change.names(f.SiteDeparted))
+        case f.RoundEnd.NO_QUORUM if was.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+            return _is_exchange_short(change)
         case f.RoundEnd.MEMBER_REVOKED:
             left = was.members.keys() - change.names(f.SiteDeparted)
             return was.step in _CLOSED and len(left) < was.quorum
@@ -199,6 +213,18 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
             is_over = change.is_late and was.extensions >= change.terms.max_extensions
             return was.step is Step.TRAINING and count < was.quorum and (is_lost or is_over)
     return isinstance(item, i.NotSummed) and item.count == len(was.members)
+
+
+def _is_exchange_short(change: Change) -> bool:
+    """Too few gave keys, shares or answers in time, or are left that could."""
+    was, became = change.was, change.became
+    if was.step is Step.UNMASKING:
+        return change.is_late and 3 * len(was.answers) < 2 * len(was.keys)
+    given = was.keys if was.step is Step.KEYING else was.shares
+    left = was.waiting.keys() - change.names(f.SiteDeparted, f.SiteDropped)
+    if len(left) < was.quorum:
+        return became.reason is f.RoundEnd.NO_QUORUM
+    return change.is_late and len(given.keys() & left) < was.quorum
 
 
 # ---- from the screen to the end -----------------------------------------------------

@@ -23,9 +23,11 @@ from typing import Any
 
 from consortium.core.tables import Step
 from consortium.testing.alphabet import Alphabet
-from consortium.testing.federations import ALL, Small
-from consortium.testing.planted import BUGS, Catch, hunt
+from consortium.testing.bugs_of_site import SITE_BUGS
+from consortium.testing.federations import ALL
+from consortium.testing.planted import BUGS, Catch, hunt, hunt_at_site
 from consortium.testing.walk import Exploration, Violation, explore
+from consortium.testing.walk_of_site import walk_of_site
 
 __all__ = ["Alphabet", "Exploration", "Violation", "describe", "explore", "main"]
 
@@ -36,11 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = _Report(is_json=options.json)
     if not options.planted:
         for small in ALL:
-            report.walked(small, explore(small.terms, small.alphabet))
+            report.walked(small.name, explore(small.terms, small.alphabet))
+        report.walked("a site", walk_of_site())
         report.reached()
     if not options.clean_only:
         for bug in BUGS:
             report.hunted(hunt(bug))
+        for site_bug in SITE_BUGS:
+            report.hunted(hunt_at_site(site_bug))
     report.close()
     return 1 if report.has_failed else 0
 
@@ -86,7 +91,7 @@ def _word(value: Any) -> str:
 
 def _counted(name: str, counts: dict[str, Any], inputs: str = "") -> str:
     return (
-        f"{name:11} {counts['states']:7,} states {inputs:11} {counts['edges']:10,} edges "
+        f"{name:14} {counts['states']:7,} states {inputs:11} {counts['edges']:10,} edges "
         f"{counts['refusals']:10,} refusals {counts['changes']:8,} with facts "
         f"{counts['seconds']:5.1f} s"
     )
@@ -107,13 +112,13 @@ class _Report:
         self._steps: set[str] = set()
         self.has_failed = False
 
-    def walked(self, small: Small, seen: Exploration) -> None:
+    def walked(self, name: str, seen: Exploration) -> None:
         self._steps.update(seen.steps)
         self.has_failed |= seen.violation is not None
         counts = {name: value for name, value in asdict(seen).items() if name != "violation"}
         broken = describe(seen.violation) if seen.violation else None
-        self._totals.walks.append({"name": small.name, **counts, "violation": broken})
-        self._print(_counted(small.name, counts, f"{seen.inputs:4} inputs"))
+        self._totals.walks.append({"name": name, **counts, "violation": broken})
+        self._print(_counted(name, counts, f"{seen.inputs:4} inputs"))
         if broken:
             self._print(broken)
 
@@ -135,7 +140,7 @@ class _Report:
         self.has_failed |= catch.rule is None
         self._totals.planted.append(asdict(catch))
         fate = f"caught by {catch.rule} after {catch.states} states" if catch.rule else "MISSED"
-        self._print(f"{catch.bug:55} {fate}")
+        self._print(f"{catch.bug:60} {fate}")
 
     def close(self) -> None:
         if self._is_json:

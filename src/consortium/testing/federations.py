@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from consortium.core.account_facts import Cost
 from consortium.core.facts import Outcome
 from consortium.core.ids import Seat
-from consortium.core.terms import Budget, Close, Comparison, Condition, Metric, Terms
+from consortium.core.terms import Budget, Close, Comparison, Condition, Masking, Metric, Terms
 from consortium.testing.alphabet import READY, SEEDS, Alphabet
 
 _ONE, _TWO, _THREE, _FOUR = (Seat(number) for number in (1, 2, 3, 4))
@@ -184,6 +184,54 @@ PAID_BUFFERED = Small(
     Alphabet(sites=2, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
 )
 
+# Sums are secret: of four sites three are a quorum, so one may fall out anywhere.
+_SECRET = replace(
+    UNEVALUATED,
+    quorum=3,
+    wait_for=3,
+    target=4,
+    norm_factor=0,
+    max_extensions=0,
+    grace_ms=1,
+    masking=Masking(phase_ms=6),
+)
+MASKED = Small(
+    "masked",
+    _SECRET,
+    Alphabet(
+        leaving=(_TWO,),
+        failing=(_THREE,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED,),
+        is_cancelled=False,
+    ),
+)
+# Three of four sites are invited, and all three are needed: a loss would call for the fourth.
+SHORT_MASKED = Small(
+    "short, masked",
+    replace(_SECRET, target=3),
+    Alphabet(
+        swapping=(_ONE,),
+        leaving=(_TWO,),
+        failing=(_ONE,),
+        seeds=SEEDS[:1],
+        outcomes=(Outcome.ACCEPTED,),
+        is_cancelled=False,
+    ),
+)
+# Where all four have shared: planted bugs of the later steps show here soonest.
+SHARED = Small(
+    "shared",
+    _SECRET,
+    replace(MASKED.alphabet, swapping=(_FOUR,), failing=(), has_shared=True),
+)
+# Two rounds of three sites, all of which are needed: what is of one round is not of the next.
+MASKED_TWICE = Small(
+    "masked, twice",
+    replace(_SECRET, rounds=2, target=3),
+    Alphabet(sites=3, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
+)
+
 ALL = (
     TRAINING,
     SELECTION,
@@ -197,6 +245,9 @@ ALL = (
     PAID,
     PAID_AT_SITES,
     PAID_BUFFERED,
+    MASKED,
+    SHORT_MASKED,
+    MASKED_TWICE,
 )
 
 # Short ways to the end of a round: planted bugs of the later steps show here soonest.

@@ -24,7 +24,7 @@ from consortium.errors import (
     TooStaleError,
     UnauthorizedClientError,
 )
-from consortium.testing.transitions import awaited_until_ms
+from consortium.testing.transitions import awaited_until_ms, is_exchanging
 
 Reply = Refusal | Exception | None
 # Each rule takes the one kind of input that its table lists it under.
@@ -51,7 +51,9 @@ def _at(state: Federation, number: int, step: Step) -> Round | None:
 
 
 def strangers_are_refused(
-    state: Federation, item: i.Submit | i.Fail | i.Score, reply: Reply
+    state: Federation,
+    item: i.Submit | i.Fail | i.Score | i.GiveKeys | i.GiveShares | i.GiveAnswer,
+    reply: Reply,
 ) -> bool:
     """Whoever is not on the roster or was not invited is told so, and nothing else."""
     known = _spoken_of(state, item.round, item.seat)
@@ -101,6 +103,8 @@ def failures_are_heard(state: Federation, item: i.Fail) -> bool:
     present = state.round
     if present is not None and item.seat in present.unheard:
         return present.number_of(item.seat) != item.round
+    if is_exchanging(state, item.round, item.seat):
+        return False
     return awaited_until_ms(state, item.round, item.seat) is None
 
 
@@ -176,6 +180,9 @@ def time_is_heard(state: Federation, item: i.Tick) -> bool:
         return True
     if present.step is Step.SELECTING:
         return item.now_ms <= present.deadline_ms
+    if present.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+        assert terms.masking is not None
+        return item.now_ms <= max(present.deadline_ms, item.awake_ms + terms.masking.phase_ms)
     if present.step is Step.TRAINING:
         patience_ms = terms.grace_ms if present.unchecked else 0
         return item.now_ms <= present.deadline_ms + patience_ms
@@ -221,6 +228,9 @@ REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
     ),
     i.Fail: (strangers_are_refused,),
     i.Score: (strangers_are_refused, evaluations_in_time_are_taken),
+    i.GiveKeys: (strangers_are_refused,),
+    i.GiveShares: (strangers_are_refused,),
+    i.GiveAnswer: (strangers_are_refused,),
     i.Drawn: (the_first_seed_is_taken,),
     i.Screened: (screens_are_heard,),
     i.CancelRound: (cancelling_is_heard,),

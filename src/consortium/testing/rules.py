@@ -22,8 +22,9 @@ from consortium.testing.alphabet import STRANGER
 StateRule = Callable[[Federation], bool]
 
 _MIN_NORMS = 3
-_CLOSED = (Step.SCREENING, Step.SUMMING)
-_BEFORE_SUM = (Step.INITIALIZED, Step.SELECTING, Step.TRAINING, *_CLOSED)
+_CLOSED = (Step.SCREENING, Step.UNMASKING, Step.SUMMING)
+_EXCHANGING = (Step.KEYING, Step.SHARING)
+_BEFORE_SUM = (Step.INITIALIZED, Step.SELECTING, *_EXCHANGING, Step.TRAINING, *_CLOSED)
 _AFTER_CLOSING = (*_CLOSED, Step.EVALUATING, Step.JUDGING, Step.RELEASING, Step.COMPLETED)
 
 
@@ -213,6 +214,8 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
         return checks == expected and d.WakeAt(present.deadline_ms + 1) in duties
     if present.step is Step.EVALUATING:
         return duties == (d.WakeAt(present.evaluate_by_ms + 1),)
+    if present.step in (*_EXCHANGING, Step.UNMASKING):
+        return duties == (d.WakeAt(present.deadline_ms + 1),)
     if present.step is Step.JUDGING and terms.has_evaluation:
         first = duties[0] if duties else None
         return isinstance(first, d.Judge) and first.evaluations == present.evaluation_count
@@ -275,6 +278,8 @@ def every_member_is_screened_once(state: Federation) -> bool:
 def sites_are_asked_for_what_is_open(state: Federation) -> bool:
     """A site is asked to train while it is waited for, to evaluate while it is unheard."""
     present, terms = state.round, _terms(state)
+    if terms.is_masked:
+        return True  # `rules_of_masking` says what is asked when
     asked = [*(present.invited if present else ()), *state.roster.members, STRANGER]
     for seat in set(asked):
         kind: type[d.SiteDuty] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
+from consortium.core import secagg_facts as m
 from consortium.core.answers import Status, receipt
 from consortium.core.ids import Seat
 from consortium.core.roster import meets
@@ -101,16 +102,19 @@ def phases_go_forwards(change: Change) -> bool:
 
 
 def the_ground_of_a_round_is_fixed(change: Change) -> bool:
-    """Base, version, quorum and opening time of a round never change; nor does its seed."""
+    """Base, version, quorum and opening time of a round never change; nor does its seed. The
+    quorum of a secret sum is known when its sites are, and is no less than that of the plan."""
     if change.before.round is None:
         return True
     was, became = change.was, change.became
     is_same_seed = not was.seed or was.seed == became.seed
-    return is_same_seed and _ground(was) == _ground(became)
+    is_keyed = any(isinstance(fact, m.KeysClosed) for fact in change.facts)
+    is_same_quorum = was.quorum == became.quorum or (is_keyed and was.quorum < became.quorum)
+    return is_same_seed and is_same_quorum and _ground(was) == _ground(became)
 
 
 def _ground(known: Round) -> tuple[object, ...]:
-    return known.base, known.server_state, known.version, known.quorum, known.opened_ms
+    return known.base, known.server_state, known.version, known.opened_ms
 
 
 def one_model_a_round(change: Change) -> bool:
@@ -141,10 +145,14 @@ def accepted_stays_accepted(change: Change) -> bool:
 
 
 def deadlines_move_by_facts(change: Change) -> bool:
-    """The deadline in force moves only with invitations or an extension."""
+    """The deadline in force moves only with invitations, an extension, or the next step of a
+    secret sum."""
     if change.before.round is None or change.was.deadline_ms == change.became.deadline_ms:
         return True
-    return any(isinstance(fact, f.SitesInvited | f.DeadlineExtended) for fact in change.facts)
+    kinds: tuple[type[Any], ...] = (f.SitesInvited, f.DeadlineExtended)
+    if change.terms.is_masked:
+        kinds += (m.KeysClosed, m.SharesClosed, f.RoundClosed)
+    return any(isinstance(fact, kinds) for fact in change.facts)
 
 
 def a_screened_round_is_summed_after_its_screen(change: Change) -> bool:
@@ -240,7 +248,8 @@ def a_shortage_calls_backups(change: Change) -> bool:
     was, became = change.was, change.became
     called = len(became.invited) - len(was.invited)
     missing = max(0, was.quorum - _in_sight(change))
-    ready = len(spares(change))
+    # Into a secret sum nobody can come later.
+    ready = 0 if change.terms.is_masked else len(spares(change))
     if became.step is Step.FAILED:
         is_over = change.is_late and was.extensions >= change.terms.max_extensions
         is_short = became.reason is f.RoundEnd.NO_QUORUM and not is_over
@@ -287,6 +296,15 @@ def ready_among(change: Change, seats: Iterable[Seat]) -> set[Seat]:
     }
 
 
+def is_exchanging(state: Federation, number: int, seat: Seat) -> bool:
+    """Whether the seat's keys or shares for a secret sum are waited for, or are there and can
+    still fall out of it."""
+    present = state.round
+    if present is None or present.step not in (Step.KEYING, Step.SHARING):
+        return False
+    return present.number == number and seat in present.waiting
+
+
 def awaited_until_ms(state: Federation, number: int, seat: Seat) -> int | None:
     """The time up to which the seat's update is taken that it trains by its invitation of round
     `number`; None if it is not waited for. Without a barrier it is, whatever the round does."""
@@ -315,6 +333,7 @@ _NEXT_STATUS: dict[Status, tuple[Status, ...]] = {
 }
 
 _ENDS = (f.RoundFailed, f.FederationFinished)
+_EXCHANGED = (m.KeysClosed, m.SharesClosed)
 _SETTLES = (
     f.UpdateExcluded,
     f.RoundClosed,
@@ -330,7 +349,10 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.AccountTold: (f.BudgetSettled,),
     i.CancelRound: _ENDS,
     i.AdoptPlan: (f.PlanAdopted, f.BudgetAdopted),
-    i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_SETTLES),
+    i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_EXCHANGED, *_SETTLES),
+    i.GiveKeys: (m.KeysReceived, m.KeysClosed),
+    i.GiveShares: (m.SharesReceived, m.SharesClosed),
+    i.GiveAnswer: (m.AnswerReceived, m.AnswersClosed),
     i.RollBack: (f.RolledBack,),
     i.InstallModel: (f.ModelInstalled,),
     i.Hold: (f.FederationHeld,),
@@ -338,7 +360,7 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.Stop: (f.FederationFinished,),
     i.Report: (f.SiteReported, f.SitesInvited, f.BudgetCharged, *_ENDS),
     i.Submit: (f.UpdateReceived,),
-    i.Fail: (f.SiteDropped, f.EvaluationClosed, *_SETTLES),
+    i.Fail: (f.SiteDropped, f.EvaluationClosed, *_EXCHANGED, *_SETTLES),
     i.Score: (f.Evaluated, f.EvaluationClosed),
     i.Tick: (
         f.RoundOpened,
@@ -346,6 +368,8 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
         f.BudgetAsked,
         f.SitesInvited,
         f.EvaluationClosed,
+        m.AnswersClosed,
+        *_EXCHANGED,
         *_SETTLES,
     ),
     i.Drawn: (f.SelectionStarted, f.SitesInvited, f.BudgetCharged),

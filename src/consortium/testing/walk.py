@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -29,6 +29,16 @@ from consortium.testing.fingerprint import fingerprint
 from consortium.testing.liveness import MAX_STEPS, next_facts
 from consortium.testing.replies import HEARD_RULES, REPLY_RULES
 from consortium.testing.rules import STATE_RULES
+from consortium.testing.rules_of_masking import (
+    MASKING_CHANGE_RULES,
+    MASKING_FACT_RULES,
+    MASKING_REPLY_RULES,
+    MASKING_STATE_RULES,
+    NOTHING_ASKED,
+    Asked,
+    asked_since,
+    nobody_is_laid_bare,
+)
 from consortium.testing.rules_of_paying import (
     PAYING_CHANGE_RULES,
     PAYING_FACT_RULES,
@@ -38,7 +48,7 @@ from consortium.testing.rules_of_paying import (
 from consortium.testing.transitions import CHANGE_RULES, Change
 
 Facts = tuple[f.Fact, ...]
-Path = tuple[tuple[i.Input, Facts], ...]
+Path = tuple[tuple[object, tuple[object, ...]], ...]  # inputs, and the facts that they brought
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,18 @@ _REFUSALS = (Refusal, RestoredBackupError)
 _PURE = "A decision leaves the state as it was."
 
 
+def _joined(*tables: dict[type[Any], tuple[Any, ...]]) -> dict[type[Any], tuple[Any, ...]]:
+    """The rules of all tables, by kind."""
+    kinds = {kind for table in tables for kind in table}
+    return {kind: tuple(rule for t in tables for rule in t.get(kind, ())) for kind in kinds}
+
+
+_REPLY_RULES = _joined(REPLY_RULES, PAYING_REPLY_RULES, MASKING_REPLY_RULES)
+_FACT_RULES = _joined(MASKING_FACT_RULES, FACT_RULES, PAYING_FACT_RULES)
+_CHANGE_RULES = (*MASKING_CHANGE_RULES, *CHANGE_RULES, *PAYING_CHANGE_RULES)
+_STATE_RULES = (*STATE_RULES, *PAYING_STATE_RULES, *MASKING_STATE_RULES)
+
+
 class _BrokenError(Exception):
     """A rule does not hold on the edge that is being looked at."""
 
@@ -101,6 +123,7 @@ class _Node:
     parent: int
     item: i.Input | None
     facts: Facts
+    asked: Asked = NOTHING_ASKED  # of sites, in the open round, on the way here
 
 
 class _Walk:
@@ -173,37 +196,42 @@ class _Walk:
         self._facts = facts
         after, illegal = _recorded(state, facts)
         found = fingerprint(after)
+        asked = self._asked(self._nodes[self._here].asked, after)
         self._check_change(Change(state, item, facts, after))
         if illegal is not None:
             raise _BrokenError("facts_are_legal", f"A verifier would refuse {illegal}.")
-        self._enter(after, found, _Node(self._here, item, facts))
+        self._enter(after, found, _Node(self._here, item, facts, asked))
+
+    def _asked(self, before: Asked, state: Federation) -> Asked:
+        """All that was asked of sites on the way to this state; never too much."""
+        asked = asked_since(before, state) if self._terms.is_masked else NOTHING_ASKED
+        return asked if nobody_is_laid_bare(asked) else _break(nobody_is_laid_bare)
 
     def _check_reply(self, state: Federation, item: i.Input, reply: Exception | None) -> None:
         for heard_rule in HEARD_RULES.get(type(item), ()):
             if not heard_rule(state, item):
                 _break(heard_rule)
-        paying = PAYING_REPLY_RULES.get(type(item), ())
-        for reply_rule in (*REPLY_RULES.get(type(item), ()), *paying):
+        for reply_rule in _REPLY_RULES.get(type(item), ()):
             if not reply_rule(state, item, reply):
                 _break(reply_rule)
 
     def _check_change(self, change: Change) -> None:
         for fact in change.facts:
-            paying = PAYING_FACT_RULES.get(type(fact), ())
-            for fact_rule in (*FACT_RULES.get(type(fact), ()), *paying):
+            for fact_rule in _FACT_RULES.get(type(fact), ()):
                 if not fact_rule(change, fact):
                     _break(fact_rule)
-        for change_rule in (*CHANGE_RULES, *PAYING_CHANGE_RULES):
+        for change_rule in _CHANGE_RULES:
             if not change_rule(change):
                 _break(change_rule)
         _check_state(change.after)
         _check_again(change)
 
     def _enter(self, state: Federation, found: object, node: _Node) -> None:
-        """Queue a state that is new; check that its log and its future are sound."""
-        if found in self._seen:
+        """Queue a state that is new; check that its log and its future are sound. A state that
+        was reached after other things were asked of sites is another one."""
+        if (found, node.asked) in self._seen:
             return
-        self._seen.add(found)
+        self._seen.add((found, node.asked))
         self._nodes.append(node)
         self._decoded.append(_through_codec(node.facts))
         here = len(self._nodes) - 1
@@ -274,7 +302,7 @@ def _recorded(state: Federation, facts: Facts) -> tuple[Federation, f.Fact | Non
 
 
 def _check_state(state: Federation) -> None:
-    for rule in (*STATE_RULES, *PAYING_STATE_RULES):
+    for rule in _STATE_RULES:
         if not rule(state):
             _break(rule)
 

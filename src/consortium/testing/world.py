@@ -4,6 +4,7 @@
     python -m consortium.testing.world --seed 1234 --trace   one of them, event by event
     python -m consortium.testing.world --planted             whether planted bugs are found
     python -m consortium.testing.world --seeds 1000 --budgets    every round costs something
+    python -m consortium.testing.world --seeds 1000 --masked     every sum is secret
 
 Two coordinators share one log; sites talk to either over a network that loses, doubles,
 delays and reorders; processes die at any write; disks fill up, clocks jump, a site lies, an
@@ -45,6 +46,9 @@ from consortium.store.ports import Blobs
 from consortium.testing.world_coordinator import STREAM, CoordinatorPlayer, Keyring
 from consortium.testing.world_faults import Crash, Durable, Faults
 from consortium.testing.world_hostile import HostileSite
+from consortium.testing.world_masked_hostile import MaskedHostileSite
+from consortium.testing.world_masked_site import MaskedSitePlayer
+from consortium.testing.world_masks import Numbers, masked_hands, with_masks
 from consortium.testing.world_money import Money
 from consortium.testing.world_network import START_MS, Calendar, Event, Network
 from consortium.testing.world_pace import Pace
@@ -61,6 +65,7 @@ from consortium.testing.world_setting import (
 )
 from consortium.testing.world_site import SitePlayer, one_hot
 from consortium.testing.world_trouble import Trouble
+from consortium.testing.world_veil import Veil
 from consortium.testing.world_wire import Reply, Request
 
 __all__ = ["Outcome", "Setting", "Violation", "World", "main", "weighted_mean"]
@@ -101,7 +106,8 @@ class World:
     what they should make of a model and the members' (step, weight): the rule about sums
     compares the two. Sites send a one-hot step, so that a sum shows who is in it. Of the
     seeds, some have no barrier; `is_buffered` says so for all of them, or for none. With
-    `has_budgets`, rounds are paid for; the hands are then those of `world_paying`.
+    `has_budgets`, rounds are paid for; the hands are then those of `world_paying`. With
+    `is_masked`, sums are secret; the hands are then those of `world_masks`.
     """
 
     def __init__(
@@ -114,13 +120,17 @@ class World:
         combine: Combine = weighted_mean,
         is_buffered: bool | None = None,
         has_budgets: bool = False,
+        is_masked: bool = False,
     ) -> None:
         self.seed, self.rng = seed, Random(seed)
         self.setting = draw_setting(self.rng, terms, sites)
         # By a die of its own: a seed that has a barrier goes as it always went.
         die = Random(f"{seed} without a barrier")
-        if terms is None and (die.random() < _BUFFERED if is_buffered is None else is_buffered):
+        is_passing = die.random() < _BUFFERED if is_buffered is None else is_buffered
+        if terms is None and is_passing and not is_masked:
             self.setting = without_a_barrier(self.setting, die)
+        if is_masked:
+            self.setting = with_masks(self.setting, Random(f"{seed} with masks"))
         self.purse: Purse | None = None
         if has_budgets:
             self.setting, self.purse = draw_purse(self.setting, Random(f"{seed} with budgets"))
@@ -128,6 +138,8 @@ class World:
         self.calendar = Calendar()
         self.lines: list[str] = []  # the trace
         self.layout = Layout.of({"w": np.zeros(self.setting.sites)})  # one number a seat
+        self.numbers = Numbers(self.layout, self.setting.sites) if is_masked else None
+        self.veil, self.veil_rng = Veil(self) if is_masked else None, Random(f"{seed} seeds")
         self.make_hands = make_hands or self._default_hands
         self.faults = Faults(self.rng, self.setting.intensity, self.trace)
         self._network = Network(self.calendar, self.faults)
@@ -152,6 +164,8 @@ class World:
     def hands_of(self, player: CoordinatorPlayer) -> Hands:
         if self.purse is not None:
             return paying_hands(self, player)
+        if self.numbers is not None:
+            return masked_hands(self, player)
         return self.make_hands(player.blobs, player.clock)
 
     def _set_up(self) -> None:
@@ -193,7 +207,7 @@ class World:
 
     def _admit(self, seat: Seat, first: CoordinatorPlayer, approval: p.Approve) -> None:
         is_hostile = self.setting.has_hostile and seat == self.setting.sites
-        site = HostileSite(seat, self) if is_hostile else SitePlayer(seat, self)
+        site = self._site(seat, is_hostile=is_hostile)
         first.take(i.Admit(SiteId(f"site-{seat}"), site.key, self.now_ms))
         region = "north" if seat % 2 else "south"
         first.take(i.Report(seat, ((READY, True), (REGION, region)), self.now_ms))
@@ -201,6 +215,12 @@ class World:
         if isinstance(site, SitePlayer):
             site.feed(approval)
             self.honest.append(site)
+
+    def _site(self, seat: Seat, *, is_hostile: bool) -> Site:
+        if self.veil is not None:
+            kind = MaskedHostileSite if is_hostile else MaskedSitePlayer
+            return kind(seat, self)
+        return HostileSite(seat, self) if is_hostile else SitePlayer(seat, self)
 
     # ---- what players see of the world ----------------------------------------------
 

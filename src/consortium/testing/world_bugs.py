@@ -26,6 +26,7 @@ class Bug:
     plant: Plant
     is_buffered: bool | None = None  # True: only federations without a barrier have it
     has_budgets: bool = False  # only where rounds cost something
+    is_masked: bool = False  # only where sums are secret
 
 
 BUGS = (

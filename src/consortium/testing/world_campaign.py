@@ -75,9 +75,15 @@ class Totals:
                 self.first = result
 
 
-def run_seed(seed: int, is_buffered: bool | None = None, has_budgets: bool = False) -> Result:
+def run_seed(
+    seed: int,
+    is_buffered: bool | None = None,
+    has_budgets: bool = False,
+    is_masked: bool = False,
+) -> Result:
     """One world from its beginning to its end, or to the first broken rule."""
-    return run_world(World(seed, is_buffered=is_buffered, has_budgets=has_budgets))
+    kinds = {"is_buffered": is_buffered, "has_budgets": has_budgets, "is_masked": is_masked}
+    return run_world(World(seed, **kinds))  # type: ignore[arg-type]  # by name
 
 
 def run_world(world: World) -> Result:
@@ -110,7 +116,7 @@ def hunt(number: int, first: int = 0) -> Catch:
     bug = BUGS[number]
     with planted(bug):
         for seed in range(first, first + MAX_HUNT):
-            result = run_seed(seed, bug.is_buffered, bug.has_budgets)
+            result = run_seed(seed, bug.is_buffered, bug.has_budgets, bug.is_masked)
             if result.rule:
                 return Catch(bug.name, seed - first + 1, result.rule, result.message)
     return Catch(bug.name, 0, "", "")
@@ -140,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "every federation without a barrier; without it, some"
     parser.add_argument("--asynchronous", action="store_true", help=help_text)
     parser.add_argument("--budgets", action="store_true", help="every round costs something")
+    parser.add_argument("--masked", action="store_true", help="every sum is secret")
     parser.add_argument("--planted", action="store_true", help="find the planted bugs instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
@@ -148,7 +155,9 @@ def _parser() -> argparse.ArgumentParser:
 def _one(options: argparse.Namespace) -> int:
     seed = options.seed
     is_buffered = options.asynchronous or None
-    world = World(seed, is_buffered=is_buffered, has_budgets=options.budgets)
+    world = World(
+        seed, is_buffered=is_buffered, has_budgets=options.budgets, is_masked=options.masked
+    )
     result = run_world(world)
     if options.trace:
         print(f"{world.setting}\n" + "\n".join(world.lines))
@@ -165,7 +174,8 @@ def _campaign(options: argparse.Namespace) -> int:
     seeds = range(options.first, options.first + options.seeds)
     with _workers(options.workers) as spread:
         is_buffered = options.asynchronous or None
-        run = partial(run_seed, is_buffered=is_buffered, has_budgets=options.budgets)
+        kinds = {"has_budgets": options.budgets, "is_masked": options.masked}
+        run = partial(run_seed, is_buffered=is_buffered, **kinds)
         for result in _shown(spread(run, seeds), options.seeds, "worlds"):
             totals.add(result)
     seconds = time.perf_counter() - began
@@ -178,7 +188,11 @@ def _campaign(options: argparse.Namespace) -> int:
 
 def _mode(options: argparse.Namespace) -> str:
     """What is needed to replay a seed, beside the seed."""
-    chosen = ((" --asynchronous", options.asynchronous), (" --budgets", options.budgets))
+    chosen = (
+        (" --asynchronous", options.asynchronous),
+        (" --budgets", options.budgets),
+        (" --masked", options.masked),
+    )
     return "".join(word for word, is_on in chosen if is_on)
 
 

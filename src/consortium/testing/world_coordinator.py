@@ -33,7 +33,19 @@ from consortium.testing.world_faults import (
     FaultyLog,
     NodeClock,
 )
-from consortium.testing.world_wire import About, Ask, Failing, Reply, Request, Scores, Send
+from consortium.testing.world_masks import masked_input, sheet_for, why_not
+from consortium.testing.world_wire import (
+    About,
+    Answers,
+    Ask,
+    Failing,
+    Keys,
+    Reply,
+    Request,
+    Scores,
+    Send,
+    Shares,
+)
 
 if TYPE_CHECKING:
     from consortium.testing.world import Site, World
@@ -145,6 +157,9 @@ class CoordinatorPlayer:
             self.authenticate(request)
             if isinstance(request.body, Ask):
                 return self._what_to_do(request, request.body)
+            ill = why_not(self, request)
+            if ill:
+                return Reply(request.id, ill)
             item = self.as_input(request)
             facts = self.take(item)
         except Refusal as refusal:
@@ -184,6 +199,8 @@ class CoordinatorPlayer:
                     None,
                     now_ms,
                 )
+            case Keys() | Shares() | Answers():
+                return masked_input(self, request, now_ms)
             case Ask():
                 raise AssertionError("asking brings no facts about")
 
@@ -223,6 +240,7 @@ class CoordinatorPlayer:
             offer=offer,
             settled=self._settled(body.unsettled, request.seat),
             model=(state.current, version.model),
+            sheet=sheet_for(self, request.seat),
         )
 
     def _settled(self, number: int, seat: Seat) -> tuple[int, bool] | None:

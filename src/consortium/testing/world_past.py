@@ -166,6 +166,8 @@ class Past:
             is_now = made.round == asked.round or not self._world.is_honest(seat)
             must(is_now, "I-A1", f"seat {seat} is counted with an update of another round")
         self._nobody_departed(fact.members)
+        if self._world.veil is not None:
+            self._world.veil.closed(fact, self._open())
 
     def _nobody_departed(self, members: Sequence[Seat]) -> None:
         gone = sorted(self._departed.intersection(members))
@@ -180,6 +182,10 @@ class Past:
         self.last_candidate = fact.round, fact.model
         self.counted[fact.round] = set(members)
         found = self.fetched(fact.model)
+        if self._world.veil is not None:
+            base = self.fetched(open_round.base)
+            self._world.veil.aggregated(open_round, base, found)
+            return
         base, steps = self.fetched(open_round.base), self._steps(open_round)
         is_same = any(
             np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)

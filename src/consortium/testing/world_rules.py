@@ -18,7 +18,9 @@ from consortium.core.codec import decode, encode
 from consortium.core.evolve import replay
 from consortium.core.federation import decide, owed
 from consortium.core.ids import Digest, Seat
+from consortium.core.state import Round
 from consortium.core.tables import Step
+from consortium.core.terms import Terms
 from consortium.errors import Refusal
 from consortium.ledger.notary import origin_of
 from consortium.ledger.note import parse_text
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
     from consortium.testing.world import World
 
 _FINAL = (Status.COUNTED, Status.NOT_COUNTED)
+_EXCHANGES = (Step.KEYING, Step.SHARING, Step.UNMASKING)
+
+
+def _exchange_ends_ms(open_round: Round, terms: Terms, awake_ms: int) -> int:
+    """When a phase of a secret sum is over, for a coordinator that was down before."""
+    phase_ms = terms.masking.phase_ms if terms.masking is not None else 0
+    return max(open_round.deadline_ms, awake_ms + phase_ms)
 
 
 class Watch:
@@ -111,6 +120,7 @@ class Watch:
                 Step.SELECTING: open_round.deadline_ms,
                 Step.TRAINING: max(open_round.deadline_ms, player.awake_ms) + terms.grace_ms,
                 Step.EVALUATING: open_round.evaluate_by_ms,
+                **dict.fromkeys(_EXCHANGES, _exchange_ends_ms(open_round, terms, player.awake_ms)),
             }[open_round.step]
             must(now_ms <= ends_ms, "I-R2", f"round {open_round.number} is overdue")
 
@@ -233,6 +243,8 @@ class Watch:
             must(is_true, "I-R5", f"seat {seat} was told {is_counted} about round {number}")
         if self._world.money is not None and not self._world.is_over:
             self._world.money.finish()
+        if self._world.veil is not None:
+            self._world.veil.finish()
         for site in self._world.honest:
             must(fold(site.records) == site.state, "I-R8", f"seat {site.seat} forgot something")
             for proof in site.proofs:

@@ -63,6 +63,7 @@ class SitePlayer:
     """One honest site."""
 
     is_honest = True
+    longest_pause_ms = _LAZY_MS
 
     def __init__(self, seat: Seat, world: World) -> None:
         self.seat, self.world = seat, world
@@ -143,7 +144,7 @@ class SitePlayer:
             self._act()
         except RestoredBackupError:
             self.world.trace(f"site {self.seat}: refuses to spend by an old account")
-        self._pause_ms = min(2 * self._pause_ms, _LAZY_MS)
+        self._pause_ms = min(2 * self._pause_ms, self.longest_pause_ms)
         return rng.randrange(self._pause_ms // 2, self._pause_ms)
 
     def _act(self) -> None:
@@ -213,13 +214,17 @@ class SitePlayer:
         if self.world.faults.chance(_BREAKS):
             self.feed(p.Broke(work.round, Failure.TRAINING, now_ms))
             return
-        step = self.world.one_hot(self.seat)
-        data = save_update(Update(step, self.world.weight(self.seat), work.base))
+        data = self.made(work)
         update = self.spool.put(data)
         self.world.watch.made(update, self.seat, work.round, work.base)
         self.may_crash("before the spool is named")
         self.spool_paid(p.Trained(work.round, update, None, len(data), now_ms))
         self._act()
+
+    def made(self, work: p.TrainHere) -> bytes:
+        """The file of an update."""
+        step = self.world.one_hot(self.seat)
+        return save_update(Update(step, self.world.weight(self.seat), work.base))
 
     def spool_paid(self, item: p.Trained) -> None:
         """What was made may leave from here on; where it costs something, it was spent before."""

@@ -7,6 +7,7 @@ nobody has another site's key, but anybody may send again what once went by.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from consortium.core import duties as d
 from consortium.core.answers import Receipt
@@ -16,6 +17,9 @@ from consortium.core.site_facts import ScoreSpooled
 from consortium.core.terms import ReportValue
 from consortium.ledger.proof import Proof
 from consortium.ledger.witness import Offer
+
+if TYPE_CHECKING:
+    from consortium.testing.world_masks import Sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,35 @@ class About:
     report: tuple[tuple[str, ReportValue], ...]
 
 
-Body = Ask | Send | Scores | Failing | About
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Public keys for a secret sum; who sends a request has signed all of it."""
+
+    round: int
+    mask_key: bytes
+    seal_key: bytes
+    commitment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Seeds in sealed shares, by the session of this name."""
+
+    round: int
+    by: Digest
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Shares of the others, by the split of this name."""
+
+    round: int
+    by: Digest
+    data: bytes
+
+
+Body = Ask | Send | Scores | Failing | About | Keys | Shares | Answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +114,7 @@ class Reply:
     proof: Proof | None = None
     settled: tuple[int, bool] | None = None  # a round that is over, whether the update counted
     model: tuple[int, Digest] | None = None  # the present version and its model
+    sheet: Sheet | None = None  # what must be seen before the duty is taken on
 
     def __str__(self) -> str:
         return f"#{self.id} {self.code or 'ok'}" + (f" {_duty(self.duty)}" if self.duty else "")

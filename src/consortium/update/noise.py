@@ -40,7 +40,7 @@ Sums = npt.NDArray[np.float64]
 
 _GRID_BITS = 30  # the noise is 2**30 to 2**31 steps: 1,000 sites round off 2**-21 of it
 SMOOTH = 2.0  # steps: what the discrete noise has on top, as deviations add up
-_MARGIN = 1.0 + 2.0**-40
+MARGIN = 1.0 + 2.0**-40
 _EXACT = 2.0**53
 _LEAST_SIGMA = 2.0**-16  # below, rows are too many steps long; and it would protect nobody
 
@@ -76,7 +76,7 @@ def grid_for(sigma: float, sensitivity: float) -> Grid:
     if not _LEAST_SIGMA <= sigma <= 1 / _LEAST_SIGMA or not 1e-30 < deviation < 1e30:
         raise ImpossiblePlanError("noise and clip are numbers above zero, within reason")
     step = math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _GRID_BITS)
-    return Grid(step, math.hypot(deviation / step * _MARGIN, SMOOTH))
+    return Grid(step, math.hypot(deviation / step * MARGIN, SMOOTH))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class Ring:
     """How all sites of a cohort write their rows. `bits` are those of one level, with its sign.
 
     Values are at most `clip` long and weights at most one. `metrics` are the largest magnitudes
-    that metrics can have; larger ones are cut.
+    that metrics can have; larger ones are cut. `spare` is the most that a site adds to a level
+    afterwards, as noise.
     """
 
     clip: float
@@ -56,14 +57,15 @@ class Ring:
     bits: int
     metrics: tuple[float, ...] = ()
     beta: float = BETA
+    spare: int = 0
 
     def __post_init__(self) -> None:
         if self.cohort < 1 or not 2 <= self.bits <= RING_BITS:
             raise ImpossiblePlanError(f"a level has 2 to {RING_BITS} bits, a cohort a site or more")
-        if self.cohort * self.most >= _HALF:
+        if self.cohort * (self.most + self.spare) >= _HALF:
             raise ImpossiblePlanError(
                 f"the sum of {self.cohort} sites can wrap with {self.bits} bits a number",
-                hint=f"take at most {bits_for(self.cohort)} bits",
+                hint=f"take at most {bits_for(self.cohort)} bits, and fewer where noise is added",
             )
         if not all(1e-30 < bound < 1e30 for bound in (self.clip, *self.metrics)):
             raise ImpossiblePlanError("clip and metrics have bounds above zero, within reason")
@@ -88,7 +90,11 @@ class Ring:
     def sensitivity(self, size: int) -> float:
         """How much one site can move the sum of `size` values, by being there or not (L2). What
         stands behind the values is not in it."""
-        return self.step * rounded_norm(self.clip / self.step, size, self.beta)
+        return self.step * self.longest(size)
+
+    def longest(self, size: int) -> float:
+        """The same in levels."""
+        return rounded_norm(self.clip / self.step, size, self.beta)
 
     def encode(
         self, values: npt.NDArray[Any], weight: float, metrics: Sequence[float], words: Words
@@ -101,7 +107,7 @@ class Ring:
         if not 0.0 <= weight <= 1.0 or norms(values[None])[0] > self.clip:
             raise MagnitudeError("an update weighs at most one and is at most as long as the clip")
         row = np.empty(len(values) + self.extra, np.int32)
-        limit = rounded_norm(self.clip / self.step, len(values), self.beta) ** 2
+        limit = self.longest(len(values)) ** 2
         while self._round(values, weight / self.step, words, row[: len(values)]) > limit:
             pass
         bounds = (1.0, *self.metrics)
@@ -114,13 +120,19 @@ class Ring:
         """The sums that a sum of rows stands for."""
         if total.dtype != np.uint32 or total.ndim != 1 or len(total) < self.extra:
             raise DimensionError("a sum has other numbers than the ring")
-        signed = total.view(np.int32)
-        values, behind = signed[: -self.extra], signed[-self.extra :].tolist()
-        bounds = (1.0, *self.metrics)
-        weight, *rest = [
-            level * self._step(bound) for level, bound in zip(behind, bounds, strict=True)
-        ]
-        return RingSums(np.multiply(values, self.step, dtype=np.float64), weight, tuple(rest))
+        numbers = self.columns(total, 0, len(total))
+        weight, *rest = numbers[-self.extra :].tolist()
+        return RingSums(numbers[: -self.extra], weight, tuple(rest))
+
+    def columns(self, levels: U32, lo: int, size: int) -> Doubles:
+        """The numbers that some levels stand for, those from column `lo` on of a row or a sum of
+        `size` columns. Exact: steps are powers of two."""
+        numbers: Doubles = np.multiply(levels.view(np.int32), self.step, dtype=np.float64)
+        first = size - self.extra
+        for at, bound in enumerate((1.0, *self.metrics), first - lo):
+            if 0 <= at < len(numbers):
+                numbers[at] = int(levels[at].view(np.int32)) * self._step(bound)
+        return numbers
 
     def _step(self, bound: float) -> float:
         """The least power of two of which the bound is at most `most` steps."""

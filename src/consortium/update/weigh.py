@@ -27,7 +27,8 @@ class Weigh:
     """Sets each row's weight. The values stay as they are: the sum multiplies.
 
     `cap` is in samples and public. CAPPED gives min(n / cap, 1), so that no site weighs
-    more than one whatever it claims; SAMPLES and SQRT have no such bound.
+    more than one whatever it claims; SQRT with a cap gives √min(n, cap). SAMPLES, and SQRT without
+    a cap, have no such bound.
     """
 
     by: Weighting
@@ -45,7 +46,7 @@ class Weigh:
             case Weighting.CAPPED:
                 weights = np.minimum(samples / self.cap, 1.0)
             case Weighting.SQRT:
-                weights = np.sqrt(samples)
+                weights = np.sqrt(np.minimum(samples, self.cap) if self.cap else samples)
         return replace(rows, weights=weights)
 
     def limits(self) -> tuple[float, float]:
@@ -58,8 +59,17 @@ class Weigh:
             case Weighting.SAMPLES:
                 return 1.0, MAX_SAMPLES
             case Weighting.SQRT:
-                return 1.0, MAX_SAMPLES**0.5
+                return min(1.0, self.most or 1.0), self.most or MAX_SAMPLES**0.5
+
+    @property
+    def most(self) -> float | None:
+        """The most that a site can weigh, whatever it claims; None: without limit."""
+        match self.by:
+            case Weighting.UNIFORM | Weighting.CAPPED:
+                return 1.0
+            case Weighting.SQRT if self.cap:
+                return float(np.sqrt(self.cap))
+        return None
 
     def bound(self, bound: Bound) -> Bound:
-        is_bounded = self.by in (Weighting.UNIFORM, Weighting.CAPPED)
-        return replace(bound, weight=1.0 if is_bounded else None)
+        return replace(bound, weight=self.most)

@@ -6,7 +6,9 @@ tells nothing.
 
 Speed: a chunk of the vector stays in a core's cache while the masks of all keys are applied to
 it, and nothing is allocated on the way. AES and NumPy let go of the interpreter, so threads run
-side by side, each with columns of its own: counters start in the middle of the stream. (The
+side by side. On a long row each has columns of its own: counters start in the middle of the
+stream. On a short row each has keys of its own, and a row that is added at the end: making a key
+ready takes as long as 7,000 words of its mask, so it is done once and not by every thread. (The
 library's ciphers let go since its pull request 15359 of July 2026; with older ones threads take
 turns.)
 """
@@ -14,7 +16,7 @@ turns.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +34,8 @@ _BLOCK_BYTES = 16
 _WORDS_PER_BLOCK = 4
 _WORD = np.dtype("<u4")
 CHUNK = 1 << 15  # words: 128 KiB of the vector and as much of the stream fit a core's own cache
-_LEAST_PART = CHUNK // 2  # of a thread: starting one takes as long as some masks of it
+_LEAST_WORK = 1 << 19  # words of masks a thread: starting one takes as long as a part of them
+_SHORT = 1 << 18  # words: a thread may have a row of its own, of 1 MiB at most
 _ZEROS = memoryview(bytes(CHUNK * _WORD.itemsize))
 
 
@@ -42,13 +45,12 @@ def add_masks(
     """Add the masks of the keys in `plus` to `total`, take away those in `minus`, in place."""
     if total.dtype != np.uint32 or total.ndim != 1 or not total.flags.c_contiguous:
         raise InternalError("masks go on one row of words of 32 bits")
-    cuts = _cuts(len(total), threads)
-    if len(cuts) == 1:
+    workers = min(threads, len(total) * (len(plus) + len(minus)) // _LEAST_WORK)
+    if workers < 2:
         return _add(total, 0, plus, minus)
-    with ThreadPoolExecutor(len(cuts)) as pool:
-        parts = [pool.submit(_add, total[lo:hi], lo, plus, minus) for lo, hi in cuts]
-        for part in parts:
-            part.result()
+    with ThreadPoolExecutor(workers) as pool:
+        share = _add_by_keys if len(total) < _SHORT else _add_by_columns
+        share(pool, workers, total, plus, minus)
     return None
 
 
@@ -57,11 +59,33 @@ def keystream(key: bytes, size_bytes: int, first_block: int = 0) -> bytes:
     return _encryptor(key, _counter(first_block)).update(bytes(size_bytes))
 
 
-def _cuts(size: int, threads: int) -> list[tuple[int, int]]:
-    """Columns for each thread, in equal parts that start with a block."""
-    workers = max(1, min(threads, size // _LEAST_PART))
-    edges = [size * at // workers // _WORDS_PER_BLOCK * _WORDS_PER_BLOCK for at in range(workers)]
-    return list(pairwise([*edges, size]))
+def _add_by_columns(
+    pool: Executor, workers: int, total: U32, plus: Sequence[bytes], minus: Sequence[bytes]
+) -> None:
+    """In equal parts that start with a block."""
+    inner = [len(total) * at // workers // _WORDS_PER_BLOCK for at in range(workers)]
+    cuts = pairwise([*(at * _WORDS_PER_BLOCK for at in inner), len(total)])
+    _wait([pool.submit(_add, total[lo:hi], lo, plus, minus) for lo, hi in cuts])
+
+
+def _add_by_keys(
+    pool: Executor, workers: int, total: U32, plus: Sequence[bytes], minus: Sequence[bytes]
+) -> None:
+    """In turn to each, so that their numbers differ by two at most."""
+    others = np.zeros((workers - 1, len(total)), np.uint32)
+    _wait(
+        [
+            pool.submit(_add, row, 0, plus[at::workers], minus[at::workers])
+            for at, row in enumerate((total, *others))
+        ]
+    )
+    for row in others:
+        np.add(total, row, out=total)
+
+
+def _wait(parts: list[Future[None]]) -> None:
+    for part in parts:
+        part.result()
 
 
 def _add(part: U32, first: int, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:

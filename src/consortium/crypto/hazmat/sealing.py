@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from consortium.errors import InvalidInputError
 
 KEY_BYTES = 32
+TAG_BYTES = 16
 _NONCE = bytes(12)
 
 

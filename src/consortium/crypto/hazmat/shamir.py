@@ -93,7 +93,7 @@ def share_bytes(share: int) -> bytes:
 
 def shares_of(raws: Sequence[bytes]) -> list[int]:
     """The shares that these bytes are; refuses what is no element of the field."""
-    shares = [int.from_bytes(raw, "big") for raw in raws]
+    shares = list(map(int.from_bytes, raws))  # big-endian
     if {SHARE_BYTES}.union(map(len, raws)) != {SHARE_BYTES} or max(shares, default=0) >= PRIME:
         raise InvalidInputError("this is not a share")
     return shares

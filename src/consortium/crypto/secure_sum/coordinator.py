@@ -101,13 +101,16 @@ def _pair_keys(
 def _seed(session: Session, owner: SiteId, answered: Answered) -> bytes:
     """The seed that the first holders who answered give back. Answers are mostly of the same
     sites, so the coefficients are mostly there."""
-    holders, threshold = session.holders(owner), session.terms.threshold
-    points = [
-        point for point, holder in enumerate(holders, 1) if owner in answered.get(holder, _NOTHING)
-    ][:threshold]
-    if len(points) < threshold:
-        raise InsufficientParticipantsError(
-            f"{len(points)} holders of a site's shares answered, and it takes {threshold}"
-        )
-    shares = shamir.shares_of([answered[holders[point - 1]][owner] for point in points])
-    return shamir.join(tuple(points), shares)
+    threshold = session.terms.threshold
+    points: list[int] = []
+    shares: list[bytes] = []
+    for point, holder in enumerate(session.holders(owner), 1):
+        share = answered.get(holder, _NOTHING).get(owner)
+        if share is not None:
+            points.append(point)
+            shares.append(share)
+            if len(points) == threshold:
+                return shamir.join(tuple(points), shamir.shares_of(shares))
+    raise InsufficientParticipantsError(
+        f"{len(points)} holders of a site's shares answered, and it takes {threshold}"
+    )

@@ -113,7 +113,7 @@ def _fact_before_blob() -> None:
     ) -> ReceiptReply:
         digest = Digest(bytes.fromhex(body.update))
         kept = self.blobs.put(envelope)
-        if self.feed(self._submission(number, self._seat(site), digest, kept)):
+        if self.feed(self._submission(number, self.seat(site), digest, kept)):
             self._adopt(site, digest, body.size_bytes)
         return self.receipt(site, number)
 

@@ -1,0 +1,158 @@
+"""The coordinator's half of secret sums: what sites give and are told in a round of one.
+
+What is told are records of the log. What is given is looked at before it becomes a fact: a site
+that lies about its own keys or shares is refused, because the sum of all would fail for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from consortium.coordinator.registry import Registry
+from consortium.coordinator.rows import SiteRow
+from consortium.core import inputs as i
+from consortium.core.codec import encode
+from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.state import Federation, Round
+from consortium.crypto.hazmat.agreement import check_public_key
+from consortium.crypto.recipes import verify
+from consortium.crypto.secure_sum.session import Advert, RoundName, Session
+from consortium.drive.secret_sum import (
+    check_shares_file,
+    make_session,
+    read_answer,
+    sealed_for,
+    split_of,
+)
+from consortium.errors import UnauthorizedClientError, WireError, WrongRoundError
+from consortium.wire.messages import Taken
+from consortium.wire.secret_sum import (
+    AnswerNote,
+    Identity,
+    KeysNote,
+    Sealed,
+    SessionSheet,
+    SharesNote,
+    SharingSheet,
+    SplitSheet,
+    packed,
+    unpacked,
+)
+
+if TYPE_CHECKING:
+    from consortium.coordinator.desk import Desk
+
+
+class SecretDesk:
+    """Of one federation. Methods may be called from several threads."""
+
+    def __init__(self, desk: Desk, registry: Registry) -> None:
+        self._desk, self._registry = desk, registry
+        self._made: tuple[Digest, Session] | None = None  # of the open round
+
+    # ---- what sites give ------------------------------------------------------------
+
+    def keys(self, site: SiteRow, number: int, body: KeysNote) -> Taken:
+        """A site's keys, if its identity signed them and nothing is weak about them."""
+        desk = self._desk
+        parts = (body.mask_key, body.seal_key, body.commitment, body.signature)
+        mask_key, seal_key, commitment, signature = (bytes.fromhex(part) for part in parts)
+        for key in (mask_key, seal_key):
+            check_public_key(key)
+        advert = Advert(SiteId(site.id), mask_key, seal_key, commitment)
+        verify(site.key, advert.to_sign(RoundName(desk.id, number)), signature)
+        with desk.lock:
+            seat = desk.seat(site)
+        given = (mask_key, seal_key, commitment, signature)
+        desk.feed(i.GiveKeys(number, seat, *given, desk.clock.now_ms()))
+        return Taken()
+
+    def shares(self, site: SiteRow, number: int, body: SharesNote, envelope: bytes) -> Taken:
+        desk, data = self._desk, unpacked(body.sealed)
+        with desk.lock:
+            seat, asked = desk.seat(site), _round(desk.state, number)
+            _check_named(asked.session, body.session, "session")
+            session = self._session(asked)
+        check_shares_file(session, SiteId(site.id), data)
+        kept = desk.blobs.put(data)  # durable before the fact that names it
+        desk.take(i.GiveShares(number, seat, kept, None, desk.clock.now_ms()), envelope)
+        return Taken()
+
+    def answer(self, site: SiteRow, number: int, body: AnswerNote, envelope: bytes) -> Taken:
+        """A member's answer for the others. What it says is kept; whether it is right shows when
+        the masks are taken off."""
+        desk, data = self._desk, unpacked(body.shares)
+        with desk.lock:
+            seat, asked = desk.seat(site), _round(desk.state, number)
+            _check_named(asked.split, body.split, "split")
+            session, named = self._session(asked), asked.named
+            sharers = {named[one] for one in asked.sharers}
+            split = split_of(sharers, (named[one] for one in asked.members))
+        read_answer(session, SiteId(site.id), split, data)
+        kept = desk.blobs.put(data)
+        desk.take(i.GiveAnswer(number, seat, kept, None, desk.clock.now_ms()), envelope)
+        return Taken()
+
+    # ---- what sites are told --------------------------------------------------------
+
+    def session(self, site: SiteRow, number: int) -> SessionSheet:
+        """Those who mask with each other, for one of them."""
+        desk = self._desk
+        with desk.lock:
+            seat, asked = desk.seat(site), _round(desk.state, number)
+            if asked.keyed is None or seat not in asked.keys:
+                raise UnauthorizedClientError("this site is in no session of this round")
+            keys, closed, seed = list(asked.keys.values()), asked.keyed, asked.seed
+            named = [(one, asked.named[one]) for one in asked.keys]
+        return SessionSheet(
+            seed=seed.hex(),
+            sites=[self._identity(*one) for one in named],
+            keys=[encode(fact).hex() for fact in keys],
+            closed=encode(closed).hex(),
+        )
+
+    def _identity(self, seat: Seat, site: SiteId) -> Identity:
+        """Also of a site that has left meanwhile: others were told of its keys."""
+        return Identity(seat=int(seat), site=site, key=self._registry.site(site).key.hex())
+
+    def sharing(self, site: SiteRow, number: int) -> SharingSheet:
+        """Whose shares are with their holders, and those that this site holds."""
+        desk = self._desk
+        with desk.lock:
+            seat, asked = desk.seat(site), _round(desk.state, number)
+            if asked.shared is None or seat not in asked.sharers:
+                raise UnauthorizedClientError("this site did not share in this round")
+            session, closed = self._session(asked), asked.shared
+            files = {asked.named[one]: asked.shares[one] for one in asked.sharers}
+        found = sealed_for(session, SiteId(site.id), desk.blobs, files)
+        sealed = [Sealed(site=owner, shares=packed(data)) for owner, data in found.items()]
+        return SharingSheet(closed=encode(closed).hex(), sealed=sealed)
+
+    def split(self, site: SiteRow, number: int) -> SplitSheet:
+        """Who is in the sum, for a member."""
+        desk = self._desk
+        with desk.lock:
+            seat, asked = desk.seat(site), _round(desk.state, number)
+            if asked.closed is None or seat not in asked.members:
+                raise UnauthorizedClientError("this site is no member of this round")
+            return SplitSheet(closed=encode(asked.closed).hex())
+
+    def _session(self, asked: Round) -> Session:
+        """Made once a round: it looks at every key."""
+        assert asked.session is not None, "its name was compared"
+        if self._made is None or self._made[0] != asked.session:
+            keys = [(asked.named[seat], fact) for seat, fact in asked.keys.items()]
+            made = make_session(self._desk.id, asked.seed, asked.quorum, keys)
+            self._made = asked.session, made
+        return self._made[1]
+
+
+def _round(state: Federation, number: int) -> Round:
+    if state.round is None or state.round.number != number:
+        raise WrongRoundError(f"round {number} is not open")
+    return state.round
+
+
+def _check_named(ours: Digest | None, theirs: str, what: str) -> None:
+    if ours is None or ours.hex() != theirs:
+        raise WireError(f"this is of another {what} than the round's")

@@ -1,0 +1,136 @@
+"""Secure aggregation: the section, and the ring on which sites of a masked plan write their rows.
+
+Both ends compute the ring from the plan and the layout alone: the clip, the most sites that can
+be in one sum, the bits of a number, and the noise that is added under the masks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from consortium.core.terms import PPM
+from consortium.crypto.secure_sum.graph import FULL_UP_TO, USUAL
+from consortium.errors import ImpossiblePlanError
+from consortium.model import Form, Layout, masked_row_form
+from consortium.plan.section import Duration, Section
+from consortium.update.ring import Ring, bits_for
+from consortium.update.ring_noise import NoiseShare, share_for
+
+if TYPE_CHECKING:
+    from consortium.plan.values import Plan
+
+USUAL_BITS = 24  # as many as a float32 has
+LEAST_BITS = 8
+
+
+class SecuritySection(Section):
+    """Sums of which nobody sees the parts."""
+
+    secure_aggregation: bool = Field(
+        default=False, description="sites mask their updates: the coordinator sees the sum alone"
+    )
+    phase: Duration = Field(
+        default="60s", description="how long keys, shares and answers are waited for, each"
+    )
+    bits: int | None = Field(
+        default=None,
+        ge=LEAST_BITS,
+        le=30,
+        description="of a masked number; unset: as many as fit, at most 24",
+    )
+
+
+def most_sites(plan: Plan) -> int | None:
+    """The most sites that can be in one sum; None: nothing says so."""
+    selection = plan.selection
+    if selection.target is None:
+        return None
+    return -(-selection.target * round(selection.overselect * PPM) // PPM)
+
+
+def tolerated(plan: Plan) -> int:
+    """How many of the fewest that are summed may work with the coordinator, and lay nobody bare.
+
+    Where everybody masks with everybody: fewer than a third, even if the coordinator tells
+    different sites that different ones have dropped out. It would take 2t - n of n sites with a
+    threshold t of two thirds. Of more than a hundred, who mask with some, a fifth: see `Tolerance`.
+    """
+    quorum, most = plan.federation.quorum, most_sites(plan)
+    if most is not None and most > FULL_UP_TO:
+        return quorum * USUAL.colluding_percent // 100
+    return (quorum - 1) // 3
+
+
+def honest_sites(plan: Plan) -> int:
+    """The fewest survivors of a round whose noise nobody else knows."""
+    colluding = plan.privacy.colluding
+    return plan.federation.quorum - (tolerated(plan) if colluding is None else colluding)
+
+
+def ring_of(plan: Plan, size: int) -> Ring:
+    """The ring for updates of `size` numbers. Refuses what does not fit into it."""
+    clip, cohort, bits = plan.strategy.clip, most_sites(plan), plan.security.bits
+    if clip is None or cohort is None:
+        raise ImpossiblePlanError(
+            "masked sums need a clip and a target", hint="clip in [strategy], target in [selection]"
+        )
+    if bits is not None:
+        return _with_room(plan, Ring(clip, cohort, bits), size)
+    for fewer in range(min(USUAL_BITS, bits_for(cohort)), LEAST_BITS, -1):
+        try:
+            return _with_room(plan, Ring(clip, cohort, fewer), size)
+        except ImpossiblePlanError:
+            continue
+    return _with_room(plan, Ring(clip, cohort, LEAST_BITS), size)
+
+
+def share_of(plan: Plan, ring: Ring, size: int) -> NoiseShare | None:
+    """What each site adds to its `size` values; None: sites add no noise of that kind."""
+    if not plan.has_noise_shares:
+        return None
+    sigma = plan.privacy.noise_multiplier
+    if sigma is None:
+        raise ImpossiblePlanError(
+            "how much noise this plan takes was not computed", hint="consortium lock PLAN"
+        )
+    return share_for(ring, size, sigma, honest_sites(plan))
+
+
+def _with_room(plan: Plan, ring: Ring, size: int) -> Ring:
+    """Where sites add noise, with room for the most that it can be: no sum ever wraps."""
+    share = share_of(plan, ring, size)
+    if share is None:
+        return ring
+    return Ring(ring.clip, ring.cohort, ring.bits, ring.metrics, ring.beta, share.most)
+
+
+def masked_form(plan: Plan, layout: Layout) -> Form:
+    """What the file of an update of a masked plan consists of."""
+    size = plan.strategy.form(layout).size
+    return masked_row_form(size + ring_of(plan, size).extra)
+
+
+def masked_sentences(plan: Plan) -> list[str]:
+    """What is seen under masks, what is not, and what that takes."""
+    noised = ", with noise," if plan.has_noise_shares else ""
+    is_full = (most_sites(plan) or 0) <= FULL_UP_TO
+    holds = (
+        "fewer than a third of a round's sites work with the coordinator, even if it lies to sites"
+        if is_full
+        else f"at most {USUAL.colluding_percent} % of a round's sites work with the coordinator, "
+        "and it tells all sites the same of who has dropped out"
+    )
+    return [
+        f"SEEN: the coordinator sees the sum{noised} of the updates of a round; which sites took "
+        "part, which dropped out and in which phase; when each of them answered, and that all send "
+        "as many bytes.",
+        "HIDDEN: single updates, what each site weighs and how many records it has, from the "
+        "coordinator and from other sites: sites mask what they send, and the masks cancel in the "
+        f"sum. That holds while {holds}. Those who do can take their own updates away from the "
+        "sum.",
+        "WARNING: nobody can look at an update under its mask. There is no anomaly filter and no "
+        "robust rule, the length of an update is not checked, and scores are not told: a hostile "
+        "site can spoil the model or hide a backdoor in it, and is not found.",
+    ]

@@ -1,0 +1,386 @@
+"""Secret sums between real processes: sites are lost in every phase, come back after a crash, and
+lie; the coordinator asks for too much. The sum is right, or there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from consortium.coordinator.evidence import Evidence, Tally
+from consortium.core import facts as f
+from consortium.core import secagg_facts as m
+from consortium.core import site_facts as s
+from consortium.core.codec import decode
+from consortium.drive.directory import DataDirectory
+from consortium.drive.lock import make_lock, write_lock
+from consortium.drive.study import load_study
+from consortium.drive.verify import verify_directory
+from consortium.model import Layout
+from consortium.plan.toml import parse_plan
+from consortium.plan.values import Plan
+from consortium.stored import open_model
+from tests.site.federation import PLAN, Process, Site, Small, found, wait_for
+
+NAMES = ("one", "two", "three", "four", "five", "six")
+MASKED = """
+[security]
+secure_aggregation = true
+phase = "{phase}"
+[strategy]
+clip = 10.0
+weight = "uniform"
+[evaluation]
+enabled = false
+gate = false
+"""
+# An agent that is killed, as by a power cut, the moment before it gives what a phase asks for.
+_DOOMED = """
+import json, os, signal, sys
+from pathlib import Path
+from consortium.site.agent import Agent
+from consortium.site.home import SiteHome
+from consortium.site.secret_sums import SecretSums
+home, phase, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+make = getattr(SecretSums, phase)
+def doomed(self, asked, *rest):
+    if asked == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return make(self, asked, *rest)
+setattr(SecretSums, phase, doomed)
+def tell(event):
+    print(json.dumps(event.told()), flush=True)
+Agent(SiteHome.open(home), on_event=tell, until_finished=True).run()
+"""
+PHASES = ("keys", "shares", "masked", "answer")
+
+
+def doomed(site: Site, phase: str, number: int) -> Process:
+    arguments = [sys.executable, "-c", _DOOMED, str(site.home), phase, str(number)]
+    return Process(arguments, site.agent.log)
+
+
+@pytest.fixture
+def made() -> Iterator[list[Small]]:
+    listed: list[Small] = []
+    yield listed
+    for small in listed:
+        small.end()
+
+
+def secret(
+    folder: Path,
+    made: list[Small],
+    *,
+    rounds: int,
+    phase: str = "20s",
+    duration: str = "60s",
+    more: str = MASKED,
+    **how: str,
+) -> tuple[Small, list[Site]]:
+    small = found(
+        folder,
+        rounds=rounds,
+        quorum=4,
+        sites=6,
+        duration=duration,
+        selection="target = 6",
+        more=more.format(phase=phase),
+        **how,
+    )
+    made.append(small)
+    small.order("hold")
+    return small, [small.add(name, options=("--until-finished",)) for name in NAMES]
+
+
+def begin(small: Small, processes: list[Process]) -> None:
+    """No round opens before all of them are there: phases are short."""
+    for process in processes:
+        process.start()
+    wait_for(lambda: all(process.told("connected") for process in processes), 60.0)
+    small.order("resume")
+
+
+def facts_of(small: Small) -> list[Any]:
+    directory = DataDirectory(small.data)
+    try:
+        (stream,) = (name for name in directory.log.streams() if "/" not in name)
+        return [decode(record) for record in directory.log.read(stream)]
+    finally:
+        directory.close()
+
+
+def closed_in(facts: list[Any], kind: type[Any]) -> dict[int, tuple[int, ...]]:
+    listed = [fact for fact in facts if isinstance(fact, kind)]
+    return {fact.round: getattr(fact, "seats", None) or fact.members for fact in listed}
+
+
+def models(small: Small, facts: list[Any]) -> list[list[float]]:
+    """Of the versions from the first one on."""
+    directory = DataDirectory(small.data)
+    try:
+        plan = next(fact for fact in facts if isinstance(fact, f.PlanAdopted))
+        layout = Layout.from_canonical(directory.blobs.get(plan.layout))
+        digests = [
+            fact.model for fact in facts if isinstance(fact, f.ModelInstalled | f.ModelPublished)
+        ]
+        return [open_model(directory.blobs, layout, one)[0:3].tolist() for one in digests]
+    finally:
+        directory.close()
+
+
+def check_all(small: Small, sites: list[Site], facts: list[Any]) -> None:
+    """Every step goes half of the way, whoever is in the sum; the audit redoes every sum."""
+    steps = models(small, facts)
+    for before, after in pairwise(steps):
+        expected = np.array(before) + 0.5 * (1 - np.array(before))
+        assert np.allclose(after, expected, atol=1e-4)
+    tally = Tally()
+    audit = verify_directory(small.data, checks=[lambda blobs: Evidence(blobs, tally)])
+    assert audit.findings == []
+    assert tally.count == sum(isinstance(fact, _SIGNED) for fact in facts)
+    assert [path for site in sites for path in (site.home / "secrets").glob("*")] == []
+
+
+_SIGNED = (m.KeysReceived, m.SharesReceived, m.AnswerReceived, f.UpdateReceived, f.SiteDropped)
+
+
+def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=4, phase="6s", duration="10s")
+    fates = list(zip(sites[:4], PHASES, strict=True))
+    lost = [doomed(site, phase, at) for at, (site, phase) in enumerate(fates, 1)]
+    begin(small, [*lost, *(site.agent for site in sites[4:])])
+    for at, (process, site) in enumerate(zip(lost, sites[:4], strict=True), 1):
+        wait_for(lambda gone=process: gone.running and gone.running.poll() == -9, 60.0)
+        small.order("hold")  # the next round waits until the site is back
+        wait_for(lambda number=at: small.status()["version"] >= number, 60.0)
+        site.agent.start()
+        wait_for(lambda back=site.agent: _connections(back) == 2, 60.0)
+        if at < len(lost):
+            small.order("resume")
+    assert [site.agent.wait() for site in sites] == [0] * 6
+    facts = facts_of(small)
+    keyed, shared = closed_in(facts, m.KeysClosed), closed_in(facts, m.SharesClosed)
+    members, answered = closed_in(facts, f.RoundClosed), closed_in(facts, m.AnswersClosed)
+    assert [len(keyed[at]) for at in (1, 2, 3, 4)] == [5, 6, 6, 6]
+    assert [len(shared[at]) for at in (1, 2, 3, 4)] == [5, 5, 6, 6]
+    assert [len(members[at]) for at in (1, 2, 3, 4)] == [5, 5, 5, 6]
+    assert all(4 <= len(seats) <= 5 for seats in answered.values())
+    assert small.status()["version"] == 4
+    check_all(small, sites, facts)
+    for at, site in enumerate(sites):
+        for number in range(1, 5):
+            has_receipt = (site.home / "receipts" / f"round-{number}.proof").exists()
+            assert has_receipt is (number != at + 1 or at == 3)
+
+
+def _connections(process: Process) -> int:
+    return sum(event["kind"] == "connected" for event in process.events())
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_site_killed_in_a_phase_comes_back_and_counts(
+    tmp_path: Path, made: list[Small], phase: str
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1)
+    process = doomed(sites[0], phase, 1)
+    # Four answers suffice, so two must be late for one of them to be waited for.
+    late = doomed(sites[5], phase, 1) if phase == "answer" else sites[5].agent
+    begin(small, [process, *(site.agent for site in sites[1:5]), late])
+    wait_for(lambda: process.running is not None and process.running.poll() == -9, 40.0)
+    sites[0].agent.start()
+    if phase == "answer":
+        wait_for(lambda: late.running is not None and late.running.poll() == -9, 40.0)
+        sites[5].agent.start()
+    assert [site.agent.wait() for site in sites] == [0] * 6
+    facts = facts_of(small)
+    assert closed_in(facts, f.RoundClosed)[1] == (1, 2, 3, 4, 5, 6)
+    check_all(small, sites, facts)
+    trained = sites[0].trained()
+    assert trained == ([1, 1] if phase == "masked" else [1])
+
+
+# ---- nothing but sums ---------------------------------------------------------------
+
+
+_NUMBERS = """
+import numpy as np
+import consortium as co
+
+def start(rng):
+    return {"w": np.zeros(400, np.float32)}
+
+def evaluate(site, shared):
+    return {"loss": 0.0}, 1
+
+@co.numpy_task(start=start, evaluate=evaluate)
+def study(site, shared):
+    rng = np.random.default_rng(int(open(site.data).read()))
+    return {"w": shared["w"] + rng.normal(size=400).astype(np.float32) / 100}, 10
+"""
+_OPEN = """
+[strategy]
+clip = 10.0
+weight = "uniform"
+[evaluation]
+enabled = false
+gate = false
+"""
+
+
+def _traces(folder: Path, seed: int) -> list[str]:
+    """The files in which a part of this site's step stands, as numbers or as levels."""
+    step = np.random.default_rng(seed).normal(size=400).astype(np.float32) / 100
+    sent = np.zeros(400, np.float32) + step  # as training adds it, and takes it away again
+    forms = [sent, sent.astype(np.float64), *_levels(sent)]
+    parts = [form[at : at + 3].tobytes() for form in forms for at in (5, 100, 390)]
+    found = []
+    for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        data = path.read_bytes()
+        if any(part in data for part in parts):
+            found.append(path.name)
+    return found
+
+
+def _levels(step: Any) -> list[Any]:
+    """A level is the number in steps of the ring, rounded up or down: both are looked for."""
+    ring = _plan_of(MASKED.format(phase="20s")).ring(_LAYOUT)
+    exact = step.astype(np.float64) / ring.step
+    return [np.floor(exact).astype(np.int32), np.ceil(exact).astype(np.int32)]
+
+
+_LAYOUT = Layout.of({"w": np.zeros(400, np.float32)})
+
+
+def _plan_of(more: str) -> Plan:
+    text = PLAN.format(rounds=1, quorum=4, selection="target = 6", wait_for=6, duration="60s")
+    return parse_plan(text + more)
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_coordinator_has_no_trace_of_a_single_update(
+    tmp_path: Path, made: list[Small], is_masked: bool
+) -> None:
+    more = MASKED if is_masked else _OPEN
+    small, sites = secret(tmp_path, made, rounds=1, more=more, task=_NUMBERS)
+    for seed, site in enumerate(sites):
+        site.data.write_text(str(seed))
+    begin(small, [site.agent for site in sites])
+    assert [site.agent.wait() for site in sites] == [0] * 6
+    small.coordinator.end()
+    found = [_traces(small.data, seed) for seed in range(6)]
+    assert all(not one for one in found) if is_masked else all(found)
+
+
+# ---- without masks ------------------------------------------------------------------
+
+# A site that sends what it made as it is, as a plan without masks has it.
+_OPENLY = """
+import sys
+from pathlib import Path
+import numpy as np
+from consortium.model import Update, save_update
+from consortium.site.agent import Agent
+from consortium.site.home import SiteHome
+from consortium.site.secret_sums import SecretSums
+home = SiteHome.open(Path(sys.argv[1]))
+def openly(self, number, sharing, update, form):
+    base = self._home.blobs.get(update)
+    from consortium.model import read_update_header
+    _, about, _ = read_update_header(base, form)
+    return self._home.blobs.put(save_update(Update(np.full(3, 0.5, np.float32), 10.0, about)))
+SecretSums.masked = openly
+Agent(home, on_event=lambda event: print("{}", flush=True), until_finished=True).run()
+"""
+
+
+def test_update_without_masks_is_refused_and_the_others_are_summed(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1)
+    openly = Process([sys.executable, "-c", _OPENLY, str(sites[0].home)], sites[0].agent.log)
+    openly.start()
+    begin(small, [site.agent for site in sites[1:]])
+    assert [site.agent.wait() for site in sites[1:]] == [0] * 5
+    facts = facts_of(small)
+    (rejected,) = [fact for fact in facts if isinstance(fact, f.UpdateRejected)]
+    assert (rejected.seat, rejected.fault) == (1, f.Fault.DIMENSIONS)
+    assert closed_in(facts, f.RoundClosed)[1] == (2, 3, 4, 5, 6)
+    openly.kill()
+    check_all(small, sites[1:], facts)
+
+
+# A coordinator that asks for the updates themselves, though the plan that was approved has masks.
+_GREEDY = """
+import consortium.coordinator.desk as desk
+from consortium.core import duties as d
+from consortium.core.federation import owed_by
+def greedy(state, seat):
+    duty = owed_by(state, seat)
+    if not isinstance(duty, d.JoinSum):
+        return duty
+    ground = duty.base, duty.server_state, duty.plan, duty.task
+    return d.Train(duty.round, duty.seat, *ground, duty.deadline_ms, False)
+desk.owed_by = greedy
+"""
+
+
+def test_site_gives_nothing_to_a_coordinator_that_drops_the_masks(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1, prelude=_GREEDY)
+    begin(small, [site.agent for site in sites])
+    wait_for(lambda: all(site.agent.told("trouble") for site in sites), 60.0)
+    told = [event for site in sites for event in site.agent.events() if event["kind"] == "trouble"]
+    assert any("without the masks that its plan has" in event["text"] for event in told)
+    left = s.InvitationTaken | s.UpdateSpooled | s.SumJoined
+    assert not [fact for site in sites for fact in site.facts() if isinstance(fact, left)]
+
+
+def test_federation_with_masks_takes_no_plan_without_them(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, _ = secret(tmp_path, made, rounds=1)
+    small.coordinator.end()
+    plan = small.folder / "study" / "consortium.toml"
+    plan.write_text(plan.read_text().replace(MASKED.format(phase="20s"), _OPEN))
+    write_lock(plan.parent, *make_lock(load_study(plan, small.folder / "sample.csv"), seed=1))
+    small.coordinator.start()
+    assert small.coordinator.wait() != 0
+    assert "the sums of this federation are secret" in small.coordinator.log.read_text()
+
+
+def test_site_whose_people_ask_for_masks_declines_a_plan_without_them(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1, more=_OPEN)
+    assert sites[0].command("site", "policy", "--set", "masks=required").returncode == 0
+    begin(small, [site.agent for site in sites])
+    assert [site.agent.wait() for site in sites] == [0] * 6
+    (declined,) = [fact for fact in sites[0].facts() if isinstance(fact, s.InvitationDeclined)]
+    assert declined.failure is f.Failure.POLICY
+    assert not any(isinstance(fact, s.UpdateSpooled) for fact in sites[0].facts())
+
+
+def test_site_that_knows_too_few_of_the_others_gives_no_shares(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=2)
+    assert sites[0].command("site", "policy", "--set", "min_known=2").returncode == 0
+    begin(small, [site.agent for site in sites])
+    wait_for(lambda: sites[0].agent.told("declined"), 60.0)
+    assert not any(isinstance(fact, s.SessionPinned) for fact in sites[0].facts())
+    shown = sites[0].command("site", "members").stdout
+    assert shown.startswith("this site") and shown.count("not known") == 5
+    keys = [line.split()[6] for line in shown.splitlines()[1:3]]
+    assert sites[0].command("site", "policy", "--set", f"known={','.join(keys)}").returncode == 0
+    assert [site.agent.wait() for site in sites] == [0] * 6
+    members = closed_in(facts_of(small), f.RoundClosed)
+    assert 1 not in members[1], "it did not know anybody"
