@@ -27,6 +27,7 @@ from consortium.coordinator import matrix
 from consortium.core import account_facts as a
 from consortium.core import codec, tables, terms
 from consortium.core import facts as f
+from consortium.core import secagg_facts as m
 from consortium.core import inputs as i
 from consortium.core import site_facts as s
 from consortium.core.federation import decide, evolve, owed, owed_by
@@ -55,6 +56,7 @@ CAUSES: dict[type[Any], str] = {
     f.FederationFinished: "Stop; the end of a round",
     f.LogKeyAdopted: "AdoptLogKey",
     f.BufferingAdopted: "AdoptPlan",
+    f.MaskingAdopted: "AdoptPlan",
     f.BudgetAdopted: "AdoptPlan",
     f.BudgetAsked: "OpenRound, Tick",
     f.BudgetReserved: "Granted",
@@ -84,6 +86,12 @@ CAUSES: dict[type[Any], str] = {
     f.RoundFailed: f"{_LATE}, Screened, NotSummed, CancelRound, Admit, AdmitCohort, Report",
     f.UpdatesScreened: "Screened",
     f.InvitationsKept: "OpenRound, Tick",
+    m.KeysReceived: "GiveKeys",
+    m.KeysClosed: "GiveKeys, Fail, Dismiss, Tick",
+    m.SharesReceived: "GiveShares",
+    m.SharesClosed: "GiveShares, Fail, Dismiss, Tick",
+    m.AnswerReceived: "GiveAnswer",
+    m.AnswersClosed: "GiveAnswer, Tick",
     s.TaskApproved: "Approve",
     s.ApprovalWithdrawn: "Withdraw",
     s.SiteHeld: "HoldSite",
@@ -103,6 +111,14 @@ CAUSES: dict[type[Any], str] = {
     s.RoundSettled: "Settled",
     s.ReportSpooled: "Describe",
     s.SpendingHeld: "Reserved",
+    s.SumJoined: "Asked",
+    s.KeysTold: "Heard",
+    s.SessionPinned: "Asked",
+    s.SharesTold: "Heard",
+    s.SharersPinned: "Asked",
+    s.SplitPinned: "Asked",
+    s.AnswerTold: "Heard",
+    s.NoteSpooled: "Spool",
     a.AccountOpened: "OpenAccount",
     a.LimitsSet: "SetLimits",
     a.SpendingReserved: "Reserve",

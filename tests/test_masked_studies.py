@@ -23,10 +23,15 @@ from consortium.drive.engine import SimulatedSite, simulated_site
 from consortium.drive.inspect import inventory_text
 from consortium.drive.leaving import Made, leaving
 from consortium.drive.release import MaskedRelease, release_of, secret_noise
-from consortium.drive.simulate import Options, Run, simulate
+from consortium.drive.simulate import Options, Run, check_study, simulate
 from consortium.drive.unmasked import sum_source
 from consortium.drive.verify import verify_directory
-from consortium.errors import DimensionError, InsufficientParticipantsError, InternalError
+from consortium.errors import (
+    DimensionError,
+    ImpossiblePlanError,
+    InsufficientParticipantsError,
+    InternalError,
+)
 from consortium.model import Layout, Update, load_update, save_update
 from consortium.plan import Plan, parse_plan
 from consortium.plan.noise import resolved
@@ -308,3 +313,16 @@ def test_a_coordinators_noise_on_a_masked_sum_is_as_large_as_promised() -> None:
     steps = noised * 10 / release.ring.step
     assert np.abs(steps - np.round(steps)).max() < 1e-6, "whole steps: no low bit tells anything"
     assert release_of(resolved(private()), wide, 1, secret_noise) is None
+
+
+def test_a_layout_that_leaves_no_room_for_noise_is_told_before_anything_runs() -> None:
+    """Eight bits, and so many numbers that rounding alone makes a row eight times as long."""
+    sizes = "[federation]\nquorum = 7\n[selection]\ntarget = 10\n"
+    noise = '[privacy]\nunit = "site"\nnoise_multiplier = 1e5\n'
+    plan = parse_plan(f"{sizes}{MASKS}bits = 8\n{noise}")
+
+    def start(_: np.random.Generator) -> dict[str, Any]:
+        return {"w": np.zeros(1_000_000, np.float32)}
+
+    with pytest.raises(ImpossiblePlanError, match="can wrap"):
+        check_study(replace(TASK, start=start), plan, sites(10))

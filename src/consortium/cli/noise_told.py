@@ -40,15 +40,18 @@ def warn_of_noise(plan: Plan, size: int, sites: int | None) -> list[str]:
 
 
 def warn_of_studies(studies: Sequence[Study]) -> None:
-    """The same for simulations, whose noise has protected nobody yet. The same words once."""
-    private = [study for study in studies if study.plan.privacy.is_on]
-    if not private:
+    """The same for simulations, which mask nothing, and whose noise has protected nobody yet. The
+    same words once."""
+    protected = [study for study in studies if study.plan.privacy.is_on or study.plan.is_masked]
+    if not protected:
         return
     from consortium.plan.promises import simulated_promises
     from consortium.plan.signal import signal_of, warnings
 
-    found = [told for study in private for told in simulated_promises(study.plan)]
-    for study in private:
+    found = [told for study in protected for told in simulated_promises(study.plan)]
+    for study in protected:
+        if not study.plan.privacy.is_on:
+            continue
         signal = signal_of(study.plan, _size(study), len(study.sites))
         found += [f"WARNING: {told}" for told in warnings(signal)]
         if study.plan.has_noised_scores:

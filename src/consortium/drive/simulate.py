@@ -184,6 +184,7 @@ def _check_sites(
     """Say before the first round which site's model is not like the others'. Of a thousand
     sites only the first are asked: the others are, when they train."""
     local, _ = begin(task, plan, sites, seed)
+    plan.form(local.layout, 0)  # what is masked may leave too little room for noise
     for seat, site in enumerate(sites[:_CHECKED_SITES], start=1):
         with suppress(QualityError):  # such a site sits the rounds out, and says so
             local.check(simulated_site(site, seat, plan, seed, 0, "start"))

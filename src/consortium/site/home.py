@@ -9,6 +9,8 @@
     blobs/            models, plans, tasks, and every update that was ever made here
     states/           private layers and the like: they never leave
     tasks/            unpacked task files, by task hash
+    secrets/          of a round whose sum is secret: sealed seeds, and what was agreed on
+    members.json      the keys of sites that were met in such rounds
     receipts/         proofs that the coordinator's log has this site's updates
     work/             what the task's process may write to; it goes with the process
     child.log         what the task printed; it may show records

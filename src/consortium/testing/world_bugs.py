@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from consortium.testing import (
     world_bugs_budget,
     world_bugs_buffer,
+    world_bugs_masks,
     world_bugs_protocol,
     world_bugs_stores,
 )
@@ -34,4 +35,5 @@ BUGS = (
     *(Bug(name, plant) for name, plant in world_bugs_protocol.PLANTS),
     *(Bug(name, plant, is_buffered=True) for name, plant in world_bugs_buffer.PLANTS),
     *(Bug(name, plant, has_budgets=True) for name, plant in world_bugs_budget.PLANTS),
+    *(Bug(name, plant, is_masked=True) for name, plant in world_bugs_masks.PLANTS),
 )

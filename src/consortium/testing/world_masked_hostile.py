@@ -45,7 +45,7 @@ class MaskedHostileSite(HostileSite):
             ("a row that is too short", self._garbage),
             ("wrong round", self._wrong_round),
             ("wrong base", self._wrong_base),
-            ("a wrong answer", self._wrong_answer),
+            *[("a wrong answer", self._wrong_answer)] * 3,
             ("an answer for strangers", self._answer_of_old),
             ("for another seat", self._other_seat),
             ("replay", self._replay),

@@ -17,7 +17,7 @@ from consortium.core import site_facts as s
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat, Secret, SiteId
 from consortium.core.names import session_name, sharing_name, split_name
-from consortium.core.terms import SECOND_MS
+from consortium.core.terms import HOUR_MS, SECOND_MS
 from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.secure_sum.keys import SEED_BYTES, Seeds, make_keys
 from consortium.crypto.secure_sum.session import RoundName, Session, Split
@@ -73,8 +73,6 @@ class Secrets:
 class MaskedSitePlayer(SitePlayer):
     """One honest site where sums are secret."""
 
-    longest_pause_ms = 40 * SECOND_MS  # it is asked several times a round, and each is short
-
     def __init__(self, seat: Seat, world: World) -> None:
         self.secrets = Secrets()
         self._old: dict[int, Seeds] = {}  # what an old backup of the whole home would have
@@ -89,6 +87,15 @@ class MaskedSitePlayer(SitePlayer):
             number = self.state.round
             self.secrets.seeds = {n: one for n, one in self._old.items() if n == number}
             self.secrets.forget(but=number)
+
+    @property
+    def longest_pause_ms(self) -> int:
+        """It is asked several times a round, and each is short; but what a clock has put off for
+        a day needs nobody's patience."""
+        truth = self.world.watch.past.state
+        next_ms = truth.due_ms if truth.round is None else truth.round.deadline_ms
+        is_far = next_ms > self.world.now_ms + HOUR_MS or truth.finished is not None
+        return super().longest_pause_ms if is_far else 40 * SECOND_MS
 
     def may_differ(self, number: int) -> bool:
         """Whether it has forgotten what it did in this round: an old backup was put back."""
@@ -176,6 +183,12 @@ class MaskedSitePlayer(SitePlayer):
         data = save_update(update, self.world.numbers.form)
         self._veil.masked(self, work.round, data, row, masked)
         return data
+
+    def _trained(self, work: p.TrainHere, life: int) -> None:
+        try:
+            super()._trained(work, life)
+        except CorruptStoreError:
+            self.feed(p.Broke(work.round, Failure.RESOURCES, self.clock.now_ms()))
 
     def mask(self, site: Site, row: U32, sharers: frozenset[SiteId]) -> U32:
         return site.mask(row, sharers)

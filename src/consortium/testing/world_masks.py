@@ -47,8 +47,9 @@ def with_masks(setting: Setting, rng: Random) -> Setting:
         rounds=rng.choice((1, 2, 3, 3)),
         quorum=quorum,
         wait_for=rng.randrange(quorum, sites + 1),
-        target=rng.choice((0, sites, sites)),
+        target=rng.choice((0, sites, max(quorum, sites - 1))),
         fraction_ppm=PPM,
+        duration_ms=rng.choice((6, 10, 20)) * MINUTE_MS,
         close=Close.ALL_OR_DEADLINE,
         norm_factor=0,
         metrics=(),
@@ -56,7 +57,9 @@ def with_masks(setting: Setting, rng: Random) -> Setting:
         evaluation_quorum=0,
         masking=Masking(rng.choice((3, 6, 10)) * MINUTE_MS),
     )
-    return replace(setting, terms=terms, steps=2 * setting.steps)
+    # A round has twice the messages, and fails at any of four deadlines: on fewer bad days.
+    intensity = setting.intensity * rng.choice((0.25, 0.5, 1.0))
+    return replace(setting, terms=terms, steps=2 * setting.steps, intensity=intensity)
 
 
 # ---- numbers ------------------------------------------------------------------------

@@ -115,6 +115,8 @@ class Past:
             fact = decode(record)
             at_ms = player.clock.now_ms()
             must(fact.at_ms == at_ms, "I-T1", f"{name_of(fact)} has another clock's time")
+            if isinstance(fact, f.RoundClosed) and self._world.veil is not None:
+                self._world.veil.closed(fact, self._open())
             self.invitations.add(fact)
             if self._world.money is not None:
                 self._world.money.add(fact)
@@ -126,6 +128,8 @@ class Past:
             evolve(self.state, fact)
             if self._world.money is not None:
                 self._world.money.recorded()
+            if self._world.veil is not None:
+                self._world.veil.recorded(self.state)
             self.roots.add(record)
             self._world.trace(f"{player.name}: {name_of(fact)} is fact {len(self.roots.at) - 2}")
         self.commits.append(len(self.roots.at) - 1)
@@ -166,8 +170,6 @@ class Past:
             is_now = made.round == asked.round or not self._world.is_honest(seat)
             must(is_now, "I-A1", f"seat {seat} is counted with an update of another round")
         self._nobody_departed(fact.members)
-        if self._world.veil is not None:
-            self._world.veil.closed(fact, self._open())
 
     def _nobody_departed(self, members: Sequence[Seat]) -> None:
         gone = sorted(self._departed.intersection(members))

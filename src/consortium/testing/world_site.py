@@ -63,7 +63,6 @@ class SitePlayer:
     """One honest site."""
 
     is_honest = True
-    longest_pause_ms = _LAZY_MS
 
     def __init__(self, seat: Seat, world: World) -> None:
         self.seat, self.world = seat, world
@@ -146,6 +145,10 @@ class SitePlayer:
             self.world.trace(f"site {self.seat}: refuses to spend by an old account")
         self._pause_ms = min(2 * self._pause_ms, self.longest_pause_ms)
         return rng.randrange(self._pause_ms // 2, self._pause_ms)
+
+    @property
+    def longest_pause_ms(self) -> int:
+        return _LAZY_MS
 
     def _act(self) -> None:
         if self.account is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from consortium.core import facts as f
 from consortium.core import site_facts as s
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.state import Round
+from consortium.core.state import Federation, Round
 from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.secure_sum.keys import Seeds, make_keys
 from consortium.crypto.secure_sum.session import RoundName, Session
@@ -168,6 +168,15 @@ class Veil:
         must(not strangers, "I-X2", f"members {sorted(strangers)} have not shared")
         must(len(fact.members) >= self._least(known), "I-X2", "a split below the quorum")
 
+    def recorded(self, state: Federation) -> None:
+        """After every fact: members and dropped are what the split says."""
+        known = state.round
+        closed = self._closed.get(known.number) if known is not None else None
+        if known is None or closed is None:
+            return
+        is_same = tuple(sorted(known.members)) == closed.members and known.closed == closed
+        must(is_same, "I-X1", f"the split of round {known.number} has changed")
+
     def _least(self, known: Round) -> int:
         return max(3, -(-2 * len(known.keys) // 3), self._world.setting.terms.quorum)
 
@@ -176,8 +185,6 @@ class Veil:
         of them and of answers."""
         numbers, closed = self._world.numbers, self._closed[known.number]
         assert numbers is not None
-        is_same = tuple(sorted(known.members)) == closed.members
-        must(is_same, "I-X2", "others are in the sum than the split says")
         must(len(known.members) >= self._least(known), "I-X2", "a sum below the quorum")
         is_answered = 3 * len(known.lifters) >= 2 * len(known.keys)
         must(is_answered, "I-X2", "a sum that too few have answered for")
