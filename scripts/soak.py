@@ -35,6 +35,7 @@ CAMPAIGNS: dict[str, tuple[str, ...]] = {
     "world": ("-m", f"{_TESTING}.world", "--seeds", "10000", "--json"),
     "world-async": ("-m", f"{_TESTING}.world", "--seeds", "1000", "--asynchronous", "--json"),
     "world-budgets": ("-m", f"{_TESTING}.world", "--seeds", "1000", "--budgets", "--json"),
+    "world-masked": ("-m", f"{_TESTING}.world", "--seeds", "1000", "--masked", "--json"),
     "world-planted": ("-m", f"{_TESTING}.world", "--planted"),
     "crash": ("-m", f"{_TESTING}.crash"),
     "crash-coordinator": ("-m", f"{_TESTING}.crash_network", "--who", "coordinator"),

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from consortium.core import facts as f
+from consortium.core import secagg_facts as m
 from consortium.core.codec import decode
+from consortium.core.ids import Seat
 from consortium.core.terms import MINUTE_MS, Close, Terms
 from consortium.drive.clock import Clock
 from consortium.drive.driver import Hands
@@ -81,12 +84,31 @@ BUDGET_KINDS = {
 }
 
 
-def _run(seeds: Sequence[int], *, has_budgets: bool = False) -> tuple[Counter[str], Counter[str]]:
+MASKED_KINDS = {
+    "site crash before its seeds are durable",
+    "site crash after its seeds are durable",
+    "site crash before a list is kept",
+    "hostile: keys of another",
+    "hostile: other keys",
+    "hostile: a row of noise",
+    "hostile: a row that is too short",
+    "hostile: a wrong answer",
+    "hostile: an answer for strangers",
+    "hostile: late",
+    "hostile: another digest",
+    "old backup of a site's log",
+    "old backup of the coordinators' log",
+}
+
+
+def _run(
+    seeds: Sequence[int], *, has_budgets: bool = False, is_masked: bool = False
+) -> tuple[Counter[str], Counter[str]]:
     """(faults by kind, rounds by how they ended)."""
     faults: Counter[str] = Counter()
     rounds: Counter[str] = Counter()
     for seed in seeds:
-        result = run_seed(seed, has_budgets=has_budgets)
+        result = run_seed(seed, has_budgets=has_budgets, is_masked=is_masked)
         assert not result.rule, f"seed {seed} broke {result.rule}: {result.message}"
         faults.update(result.faults)
         rounds.update(completed=result.completed, failed=result.failed)
@@ -131,6 +153,41 @@ def test_budgets_are_spent_freed_and_shared() -> None:
         told = {type(decode(record)).__name__ for record in world.records()}
         seen.update(told & {"BudgetRefused", "BudgetCharged", "BufferingAdopted"})
     assert min(seen.values()) > 2 and len(seen) == 10, seen
+
+
+def test_rules_hold_where_sums_are_secret() -> None:
+    faults, rounds = _run(range(80), is_masked=True)
+    assert not MASKED_KINDS - faults.keys()
+    assert rounds["completed"] > 40
+    assert rounds["failed"] > 20
+
+
+def test_secret_sums_lose_sites_and_fail_in_every_step() -> None:
+    """The rules about splits would be idle in worlds in which everybody answers."""
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        world = World(seed, is_masked=True)
+        world.run()
+        sharers: tuple[Seat, ...] = ()
+        keys = dropped = 0
+        for fact in map(decode, world.records()):
+            match fact:
+                case m.KeysClosed():
+                    keys = len(fact.seats)
+                case m.SharesClosed():
+                    sharers = fact.seats
+                    seen["left out while sharing"] += len(sharers) < keys
+                case f.RoundClosed():
+                    dropped = len(set(sharers) - set(fact.members))
+                case f.Aggregated():
+                    seen["sum without all who shared" if dropped else "sum of all"] += 1
+                case f.RoundFailed():
+                    seen[fact.reason.name] += 1
+                case _:
+                    pass
+    reasons = {"NO_QUORUM", "MEMBER_REVOKED", "CANCELLED", "AGGREGATION"}
+    sums = {"left out while sharing", "sum without all who shared", "sum of all"}
+    assert seen.keys() >= reasons | sums, seen
 
 
 def test_every_planted_bug_is_found() -> None:
@@ -239,6 +296,17 @@ def test_a_broken_budget_says_how_to_replay_it(capsys: pytest.CaptureFixture[str
         replay = told.rpartition("replay: python -m consortium.testing.world ")[2].split()
         assert "--budgets" in replay and main(replay) == 1
     assert "BROKEN I-P2" in capsys.readouterr().out
+
+
+def test_a_broken_secret_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    bare = next(bug for bug in BUGS if "without its masks" in bug.name)
+    with planted(bare):
+        assert main(["--seeds", "2", "--masked", "--workers", "1"]) == 1
+        told = capsys.readouterr().out
+        assert "I-X1" in told
+        replay = told.rpartition("replay: python -m consortium.testing.world ")[2].split()
+        assert "--masked" in replay and main(replay) == 1
+    assert "BROKEN I-X1" in capsys.readouterr().out
 
 
 def test_an_unexpected_error_is_a_broken_rule_too() -> None:

@@ -100,6 +100,7 @@ def secret(
 
 def begin(small: Small, processes: list[Process]) -> None:
     """No round opens before all of them are there: phases are short."""
+    small.others += processes
     for process in processes:
         process.start()
     wait_for(lambda: all(process.told("connected") for process in processes), 60.0)
@@ -307,6 +308,7 @@ def test_update_without_masks_is_refused_and_the_others_are_summed(
     small, sites = secret(tmp_path, made, rounds=1)
     openly = Process([sys.executable, "-c", _OPENLY, str(sites[0].home)], sites[0].agent.log)
     openly.start()
+    small.others.append(openly)
     begin(small, [site.agent for site in sites[1:]])
     assert [site.agent.wait() for site in sites[1:]] == [0] * 5
     facts = facts_of(small)

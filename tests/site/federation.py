@@ -193,6 +193,7 @@ class Small:
     folder: Path
     coordinator: Process
     sites: dict[str, Site] = field(default_factory=dict)
+    others: list[Process] = field(default_factory=list)  # to be ended with it
 
     @property
     def data(self) -> Path:
@@ -250,7 +251,8 @@ class Small:
 
     def end(self) -> None:
         """Whatever still runs, ends."""
-        for process in (*(site.agent for site in self.sites.values()), self.coordinator):
+        agents = [site.agent for site in self.sites.values()]
+        for process in (*agents, *self.others, self.coordinator):
             if process.running is not None and process.running.poll() is None:
                 process.kill()
 

@@ -175,20 +175,6 @@ def _late_update_in_the_sum(patches: Patches) -> None:
             patches.move(MASKED_ROUND, (step, kind), step)
 
 
-def _unchecked_in_the_sum(patches: Patches) -> None:
-    """What was received and not yet checked when the round closed is summed too."""
-
-    def closed(original: Original, state: Federation, fact: f.RoundClosed) -> None:
-        original(state, fact)
-        known = state.round
-        if known is not None and known.split is not None:
-            known.accepted |= dict.fromkeys(known.unchecked)
-            known.members |= known.unchecked
-            known.unchecked = {}
-
-    patches.record(f.RoundClosed, closed)
-
-
 def _quorum_of_the_plan(patches: Patches) -> None:
     """Three are enough, however many gave keys."""
     patches.attribute(secagg, "quorum_of", lambda original, terms, sites: 3)
@@ -233,7 +219,6 @@ PLANTS: tuple[tuple[str, Plant], ...] = (
     ("a byte of every mask is zero", _biased_masks),
     ("the split is made again after a crash", _split_again_after_a_crash),
     ("a late update is put into a secret sum", _late_update_in_the_sum),
-    ("an unchecked update is put into a secret sum", _unchecked_in_the_sum),
     ("three are enough for any secret sum", _quorum_of_the_plan),
     ("a seed that was given back is not checked", _seeds_unchecked),
     ("masks of those who dropped out stay on the sum", _dropped_forgotten),

@@ -23,7 +23,7 @@ from consortium.crypto.secure_sum.session import Session
 from consortium.drive import secret_sum
 from consortium.drive.hands import CoordinatorHands, Masked
 from consortium.errors import InvalidInputError
-from consortium.model import Form, Layout, masked_row_form
+from consortium.model import Form, Layout, Vector, masked_row_form
 from consortium.plan.strategy import StrategySection
 from consortium.testing.world_setting import Setting
 from consortium.testing.world_wire import Answers, Keys, Request, Shares
@@ -80,7 +80,7 @@ class Numbers:
     def form(self) -> Form:
         return masked_row_form(self.layout.size + self.ring.extra)
 
-    def row(self, step: np.ndarray[tuple[int], np.dtype[np.float64]], weight: float) -> U32:
+    def row(self, step: Vector, weight: float) -> U32:
         """A step that weighs at most one, on the ring: as near as can be, not by chance."""
         ring = self.ring
         return ring.encode(step, weight, (), lambda count: np.full(count, 1 << 63, np.uint64))
