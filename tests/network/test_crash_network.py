@@ -41,6 +41,15 @@ def test_killed_at_every_third_durable_call(who: str) -> None:
 
 
 @pytest.mark.parametrize("who", ["coordinator", "agent"])
+def test_killed_while_a_secret_sum_is_made(who: str) -> None:
+    """Most durable calls before the first round are those of every study: see above."""
+    done = run(
+        "--masked", "--who", who, "--first", "300", "--kill-every", "48", "--error-every", "0"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("who", ["coordinator", "agent"])
 def test_disk_fails_in_every_way_at_a_share_of_durable_calls(who: str) -> None:
     done = run("--who", who, "--kill-every", "0", "--error-every", "90")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from consortium.testing.world import World
 
 Lie = Body | Request | None
+_HASTE = 0.3
 
 
 class MaskedHostileSite(HostileSite):
@@ -45,7 +46,7 @@ class MaskedHostileSite(HostileSite):
             ("a row that is too short", self._garbage),
             ("wrong round", self._wrong_round),
             ("wrong base", self._wrong_base),
-            *[("a wrong answer", self._wrong_answer)] * 3,
+            ("a wrong answer", self._wrong_answer),
             ("an answer for strangers", self._answer_of_old),
             ("for another seat", self._other_seat),
             ("replay", self._replay),
@@ -57,6 +58,11 @@ class MaskedHostileSite(HostileSite):
         self._duty = reply.duty or self._duty
         if reply.sheet is not None and reply.duty is not None:
             self._sheets[reply.duty.round, type(reply.sheet)] = reply.sheet
+        if isinstance(reply.duty, d.Unmask) and self.world.faults.chance(_HASTE):
+            lie = self._wrong_answer()  # at once: others answer soon
+            if lie is not None:
+                self.world.faults.happened("hostile: a wrong answer")
+                self._send(lie)
 
     # ---- what an honest site would do -----------------------------------------------
 

@@ -27,12 +27,12 @@ from consortium.testing.crash_network.check import wrong_end
 from consortium.testing.crash_network.parts import COORDINATOR, Place
 from consortium.testing.crash_network.plants import PLANTS
 from consortium.testing.crash_network.run import Fault, Run
-from consortium.testing.crash_network.study import SITES, write_study
+from consortium.testing.crash_network.study import AGENT, write_study
 from consortium.testing.crash_network.warmth import spare_words, warm_up
 from consortium.testing.warm import Job, NoStraceError, Workers, scratch, serve, strace
 
 MODULE = "consortium.testing.crash_network"
-WHO = {"coordinator": COORDINATOR, "agent": SITES[0]}
+WHO = {"coordinator": COORDINATOR, "agent": AGENT}
 _MAX_SHOWN = 10
 _SHELVES = 16
 _SHIFTS = {campaign.name: number for number, campaign in enumerate(campaigns(0, 1))}
@@ -42,10 +42,10 @@ _SHIFTS = {campaign.name: number for number, campaign in enumerate(campaigns(0, 
 
 
 @cache
-def _study() -> tuple[Any, Path]:
+def _study(is_masked: bool) -> tuple[Any, Path]:
     """Made once a worker: (what keeps its folder, its plan)."""
     folder = scratch()
-    plan = write_study(Path(folder.name) / "study")
+    plan = write_study(Path(folder.name) / "study", is_masked=is_masked)
     spare_words()
     with scratch() as name:
         warm_up(Path(name), plan)
@@ -57,7 +57,7 @@ def _study() -> tuple[Any, Path]:
 def run_one(job: Job) -> Job:
     """A federation, broken as the job says, and what is wrong with it. For `warm.serve`."""
     with scratch() as name:
-        place = Place(Path(name), _study()[1], job["plant"])
+        place = Place(Path(name), _study(job["masked"])[1], job["plant"])
         tracing = ["-e", f"trace={CALLS}"]
         for injection in job["injections"]:
             tracing += ["-e", injection]
@@ -82,9 +82,9 @@ def _calls(trace: Path) -> list[str]:
     return [line.partition("(")[0] for line in lines if not line.startswith(("+++", "---"))]
 
 
-def job_of(who: str, plant: str, **more: object) -> Job:
+def job_of(who: str, plant: str, masked: bool, **more: object) -> Job:
     quiet = {"injections": [], "is_kill": False, "is_for_ever": False, "point": -1, "call": ""}
-    return {"who": who, "plant": plant, **quiet, **more}
+    return {"who": who, "plant": plant, "masked": masked, **quiet, **more}
 
 
 def points_of(calls: list[str], campaign: Campaign) -> list[int]:
@@ -103,11 +103,13 @@ def _is_shelf(calls: list[str], at: int) -> bool:
     return set(calls[max(at - 2, 0) : at + 3]) == {"mkdir"}
 
 
-def jobs_of(campaign: Campaign, who: str, calls: list[str], plant: str) -> Iterator[Job]:
+def jobs_of(campaign: Campaign, who: str, referred: Job) -> Iterator[Job]:
+    calls = referred["calls"]
     for point in points_of(calls, campaign):
         yield job_of(
             who,
-            plant,
+            referred["plant"],
+            referred["masked"],
             injections=campaign.injections(calls, point),
             is_kill=campaign.fault.startswith("signal"),
             is_for_ever=campaign.length == 0,
@@ -122,8 +124,7 @@ def jobs_of(campaign: Campaign, who: str, calls: list[str], plant: str) -> Itera
 def run_campaign(campaign: Campaign, who: str, referred: Job, workers: Workers) -> Job:
     """Its figures and its violations."""
     started = time.monotonic()
-    jobs = jobs_of(campaign, who, referred["calls"], referred["plant"])
-    results = workers.run(jobs)
+    results = workers.run(jobs_of(campaign, who, referred))
     violations = [
         f"{who}, {campaign.name} at {result['point']} ({result['call']}): {wrong}"
         for result in results
@@ -160,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--error-every", type=int, default=1, help="points; 0: no errors")
     parser.add_argument("--first", type=int, default=0, help="the first point")
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a bug to find")
+    parser.add_argument("--masked", action="store_true", help="a study whose sums are secret")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="one object a campaign")
     parser.add_argument("--serve", action="store_true", help="be a worker")
@@ -177,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     violations: list[str] = []
     with Workers(MODULE, options.workers) as workers:
         for who in WHO if options.who == "both" else [options.who]:
-            [referred] = workers.run([job_of(who, options.plant)])
+            [referred] = workers.run([job_of(who, options.plant, options.masked)])
             if referred["wrong"] and not options.plant:
                 raise RuntimeError(f"the federation itself fails: {referred['wrong']}")
             if referred["wrong"]:  # a bug that shows without any fault is found as well
@@ -185,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print("\n".join(found[:_MAX_SHOWN]), flush=True)
                 violations += found
                 continue
-            referred["plant"] = options.plant
+            referred |= {"plant": options.plant, "masked": options.masked}
             for campaign in campaigns(options.kill_every, options.error_every, options.first):
                 told = run_campaign(campaign, who, referred, workers)
                 print(json.dumps(told) if options.json else _line(told), flush=True)

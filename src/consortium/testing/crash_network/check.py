@@ -31,7 +31,7 @@ from consortium.store.sqlite import SqliteLog
 from consortium.tensors import load_tensors
 from consortium.testing.crash_network.parts import Place
 from consortium.testing.crash_network.promises import answered, left_unspooled
-from consortium.testing.crash_network.study import ROUNDS, SITES
+from consortium.testing.crash_network.study import ROUNDS
 
 _BLOBS = "blobs"
 
@@ -46,7 +46,7 @@ def wrong_end(place: Place, *, is_whole: bool) -> list[str]:
         *found.audit(),
         *found.sums(is_whole),
         *found.acknowledged(),
-        *(wrong for name in SITES for wrong in found.site(name, is_whole)),
+        *(wrong for name in place.sites for wrong in found.site(name, is_whole)),
         *_left_over(place),
     ]
 
@@ -89,7 +89,7 @@ class _Found:
         proofs = [json.loads(n["reply"])["proof"] for n in answered(self._place) if _is_update(n)]
         kept = [
             path.read_text()
-            for name in SITES
+            for name in self._place.sites
             for path in sorted((self._place.home(name) / "receipts").glob("*.proof"))
         ]
         audit = verify_directory(
@@ -108,12 +108,13 @@ class _Found:
         published = self._all(f.ModelPublished)
         if len({one.round for one in published}) != len(published):
             yield "a round has two models"
-        members, before = self._members(), np.zeros(len(SITES), np.float32)
-        if is_whole and [len(one) for one in members.values()] != [len(SITES)] * ROUNDS:
+        sites = self._place.sites
+        members, before = self._members(), np.zeros(len(sites), np.float32)
+        if is_whole and [len(one) for one in members.values()] != [len(sites)] * ROUNDS:
             yield f"the members are {members}"
         for one in published:
             after, counted = self._numbers(one.model), members[one.round]
-            wanted = [float(self._seats[name] in counted) for name in SITES]
+            wanted = [float(self._seats[name] in counted) for name in sites]
             added = [float(number) for number in (after - before) * len(counted)]
             if any(abs(got - want) > 0.01 for got, want in zip(added, wanted, strict=True)):
                 yield f"round {one.round} added {added}, and has the members {counted}"
@@ -121,7 +122,7 @@ class _Found:
 
     def _numbers(self, model: Digest) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
         tensors = load_tensors(self._blobs.get(model))
-        return np.asarray(tensors["counts"][: len(SITES)], np.float32)
+        return np.asarray(tensors["counts"][: len(self._place.sites)], np.float32)
 
     def acknowledged(self) -> Iterator[str]:
         """What sites were told is in the log for ever."""
@@ -149,6 +150,7 @@ class _Found:
             if count > 1:
                 yield f"{name} made {count} updates for round {number}"
         yield from left_unspooled(self._place, name)
+        yield from self._stories(name, home)
         yield from self._receipts(name, home, updates)
         yield from self._trainings(name, is_whole)
         counted = sum(self._seats[name] in members for members in self._members().values())
@@ -156,6 +158,20 @@ class _Found:
         kept = 0 if state is None else int(next(iter(load_tensors(state).values()))[0])
         if kept != counted:
             yield f"{name} was counted {counted} times, and keeps the state of {kept}"
+
+    def _stories(self, name: str, home: SiteHome) -> Iterator[str]:
+        """In a secret sum a site says each thing once, whatever happens to it, and keeps no seeds
+        when all is over."""
+        told: dict[str, set[str]] = {}
+        for note in self._place.notes.read():
+            is_own = note["what"] == "sent" and note["site"] == name
+            if is_own and note["path"].endswith(("/keys", "/shares", "/answer")):
+                told.setdefault(note["path"], set()).add(note["digest"])
+        for path, digests in told.items():
+            if len(digests) > 1:
+                yield f"{name} gave {len(digests)} different {path}"
+        for left in sorted((home.path / "secrets").glob("*")):
+            yield f"{name} keeps {left.name}"
 
     def _receipts(self, name: str, home: SiteHome, updates: list[OutboxEntry]) -> Iterator[str]:
         received = {(one.round, int(one.seat)) for one in self._all(f.UpdateReceived)}
@@ -192,7 +208,7 @@ def _round(path: str) -> int:
 
 def _left_over(place: Place) -> Iterator[str]:
     """Files that nobody will ever use or remove."""
-    for top in (place.data, *(place.home(name) for name in SITES)):
+    for top in (place.data, *(place.home(name) for name in place.sites)):
         for folder, folders, files in os.walk(top):
             if folder == str(top / _BLOBS):
                 folders[:] = ["incoming"]  # the others have blobs

@@ -26,6 +26,7 @@ from consortium.testing.crash_network.line import (
 )
 from consortium.testing.crash_network.plants import plant
 from consortium.testing.crash_network.site import Site
+from consortium.testing.crash_network.study import sites_of
 from consortium.testing.warm import attach, wait_for_tracer
 
 COORDINATOR = "coordinator"
@@ -73,6 +74,10 @@ class Place:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notes", Notes(self.folder / "notes"))
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return sites_of(self.plan)
 
     @property
     def line(self) -> Path:

@@ -24,7 +24,7 @@ from consortium.wire.token import JoinToken, read_token
 _ENROL = "/v1/enrol"
 _LATER = 503
 _UPLOAD = re.compile(r"/v1/uploads/([0-9a-f]{64})")
-_TELLS = re.compile(r"/v1/(rounds/\d+/(score|failure)|report)")
+_TELLS = re.compile(r"/v1/(rounds/\d+/(score|failure|keys|shares|answer)|report)")
 
 
 # ---- a coordinator's ----------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any
 from consortium.testing.crash_network.line import GoneError, Words
 from consortium.testing.crash_network.parts import COORDINATOR, Part, Place
 from consortium.testing.crash_network.promises import broken_promises, left_unspooled
-from consortium.testing.crash_network.study import SITES
 
 _STEP_MS = 250
 _MOST_TURNS = 200
@@ -91,7 +90,7 @@ class Run:
 
     def _turn(self) -> bool:
         """One turn of everybody; whether all is over."""
-        for name in SITES:
+        for name in self.place.sites:
             if name not in self.tokens:
                 found = self._ask(COORDINATOR, do="invite", invited=name)
                 if found is not None and "token" in found:
@@ -101,7 +100,9 @@ class Run:
             if name in self.joined and not self.told.get(name, {}).get("is_over"):
                 self._ask(name, do="turn")
         self._ask(COORDINATOR, do="turn")
-        return all(self.told.get(name, {}).get("is_over") for name in (COORDINATOR, *SITES))
+        return all(
+            self.told.get(name, {}).get("is_over") for name in (COORDINATOR, *self.place.sites)
+        )
 
     def _join(self, name: str) -> None:
         found = self._ask(name, do="join", token=self.tokens[name])

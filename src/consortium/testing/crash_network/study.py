@@ -8,7 +8,7 @@ from pathlib import Path
 from consortium.drive.lock import make_lock, write_lock
 from consortium.drive.study import load_study
 
-SITES = ("site-0", "site-1")
+AGENT = "site-0"  # the one that is broken
 ROUNDS = 2
 SIZE = 1000  # float32 numbers: an update is sent in several chunks of `CHUNK_BYTES`
 CHUNK_BYTES = 1600
@@ -42,29 +42,40 @@ entry = "task.py:study"
 [federation]
 name = "counting"
 rounds = {ROUNDS}
-quorum = 1
-[selection]
-fraction = 1.0
-wait_for = {len(SITES)}
+{{who}}
 [round]
 duration = "60s"
 retry = "1s"
 max_extensions = 0
 [strategy]
 weight = "uniform"
-[evaluation]
-gate = false
+{{more}}
 """
+_PLAIN = {
+    "who": "quorum = 1\n[selection]\nfraction = 1.0\nwait_for = 2",
+    "more": "[evaluation]\ngate = false",
+}
+# Sums of which nobody sees the parts: one of four sites may fail.
+_MASKED = {
+    "who": "quorum = 3\n[selection]\ntarget = 4\nwait_for = 4",
+    "more": "clip = 4.0\n[evaluation]\nenabled = false\ngate = false\n"
+    "[security]\nsecure_aggregation = true",
+}
 
 
-def write_study(folder: Path) -> Path:
+def sites_of(plan: Path) -> tuple[str, ...]:
+    """The names of those who take part."""
+    return tuple(sorted(path.stem for path in plan.parent.glob("site-*.txt")))
+
+
+def write_study(folder: Path, *, is_masked: bool = False) -> Path:
     """The locked plan in this folder, and each site's records beside it."""
     folder.mkdir()
     (folder / "task.py").write_text(_TASK)
     plan = folder / "consortium.toml"
-    plan.write_text(_PLAN)
-    for number, name in enumerate(SITES):
-        (folder / f"{name}.txt").write_text(str(number))
-    study = load_study(plan, sample=folder / f"{SITES[0]}.txt")
+    plan.write_text(_PLAN.format(**(_MASKED if is_masked else _PLAIN)))
+    for number in range(4 if is_masked else 2):
+        (folder / f"site-{number}.txt").write_text(str(number))
+    study = load_study(plan, sample=folder / f"{AGENT}.txt")
     write_lock(folder, *make_lock(study, seed=1))
     return plan

@@ -10,10 +10,10 @@ from consortium.testing.crash_network import site
 from consortium.testing.crash_network.coordinator import Coordinator
 from consortium.testing.crash_network.line import Notes, Words, request
 from consortium.testing.crash_network.site import Site
-from consortium.testing.crash_network.study import SITES
+from consortium.testing.crash_network.study import sites_of
 from consortium.wire import words
 
-_TURNS = 12
+_TURNS = 20
 
 
 def spare_words() -> None:
@@ -24,11 +24,11 @@ def spare_words() -> None:
 
 def warm_up(folder: Path, plan: Path) -> None:
     """Run a federation here. Nothing of it is looked at."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms, names = time.time_ns() // 1_000_000, sites_of(plan)
     coordinator = Coordinator(folder / "coordinator", plan, now_ms)
     sites = [
         Site(folder / name, plan.parent / f"{name}.txt", Notes(folder / "notes"), folder)
-        for name in SITES
+        for name in names
     ]
 
     def answer(_: Path, asked: Words, body: bytes) -> tuple[Words, bytes]:
@@ -36,7 +36,7 @@ def warm_up(folder: Path, plan: Path) -> None:
 
     setattr(site, "request", answer)  # noqa: B010  # a function of another module
     try:
-        for name, one in zip(SITES, sites, strict=True):
+        for name, one in zip(names, sites, strict=True):
             found = coordinator.handle({"do": "invite", "invited": name, "now_ms": now_ms})
             one.handle({"do": "join", "token": found["token"]})
         for _ in range(_TURNS):
