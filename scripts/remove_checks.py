@@ -78,7 +78,7 @@ WHERE: tuple[Any, ...] = (
     edge.Edge.asking,
     remembered.Remembered.once,
     desk.Desk.may_read,
-    desk.Desk._seat,
+    desk.Desk.seat,
     desk.Desk._member,
     desk.Desk.has_member,
     desk.Desk.register,
@@ -91,7 +91,7 @@ _CHECKERS = {"check", "check_digest", "verify", "_check_certificate", "check_pub
 _NO_SEAT = "seat 0 is nobody's, so there is no member there"
 _FOR_TYPES = "the type checker asks for it: nothing is same as nobody's key"
 SPARE = {
-    "desk.Desk._seat: … or site.seat is None": _NO_SEAT,
+    "desk.Desk.seat: … or site.seat is None": _NO_SEAT,
     "desk.Desk.has_member: … and site.seat is not None": _NO_SEAT,
     "enrolment.redeem: … and holder is not None": _FOR_TYPES,
     "desk.Desk.may_read: … or open_round is None": "without a round there is nothing to read",

@@ -40,9 +40,12 @@ from consortium.crypto.authority import (
     serial_of,
 )
 from consortium.crypto.recipes import SigningKey, check_public_key
+from consortium.crypto.secure_sum.keys import Seeds, make_keys
+from consortium.crypto.secure_sum.session import RoundName, Session, Split, terms_for
 from consortium.data.statistics import Statistics
 from consortium.drive.lock import parse_lock
 from consortium.drive.runs import read_run
+from consortium.drive.secret_sum import read_answer
 from consortium.drive.sweep import read_study
 from consortium.errors import ConsortiumError
 from consortium.ledger.note import (
@@ -81,9 +84,10 @@ from consortium.site.policy import Policy, parse_size, read_policy
 from consortium.tensors import load_tensors, read_header, save_tensors
 from consortium.testing.processes import PLAN
 from consortium.update.compress import Compress
-from consortium.wire import messages
+from consortium.wire import messages, secret_sum
 from consortium.wire.invitation import open_invitation
 from consortium.wire.messages import Message, Reply, Signature, read_body
+from consortium.wire.secret_sum import unpacked
 from consortium.wire.signing import RequestLine, parse, read_envelope, sign
 from consortium.wire.token import JoinToken, read_token
 
@@ -234,7 +238,8 @@ def _statistics() -> bytes:
 
 def _messages() -> list[type[Message]]:
     """All of them, replies too: an agent reads those."""
-    kinds = [one for one in vars(messages).values() if isinstance(one, type)]
+    known = (*vars(messages).values(), *vars(secret_sum).values())
+    kinds = dict.fromkeys(one for one in known if isinstance(one, type))
     return [one for one in kinds if issubclass(one, Message) and one not in (Message, Reply)]
 
 
@@ -252,11 +257,23 @@ def _sample(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: kinds.get(told.get("type", "null")) for name, told in found.items()}
 
 
+def _answer(data: bytes) -> object:
+    """Of one of three sites, which have all stayed."""
+    names = [SiteId(name) for name in ("a", "b", "c")]
+    keys = [make_keys(RoundName("f", 1), name, Seeds.fresh()) for name in names]
+    session = Session(RoundName("f", 1), terms_for(3), keys)
+    return read_answer(session, names[0], Split(frozenset(names), frozenset()), data)
+
+
 # ---- the list -----------------------------------------------------------------------
 
 
 def parsers() -> dict[str, Parser]:
     text = {
+        "shares": Parser(
+            ("wire.secret_sum.unpacked",), lambda d: unpacked(text_of(d)), (b"c2hhcmVz", b"")
+        ),
+        "an answer for others": Parser(("drive.secret_sum.read_answer",), _answer, (bytes(51),)),
         "proof": Parser(
             ("ledger.proof.read_proof",), lambda d: read_proof(text_of(d)), (_PROOF.encode(),)
         ),

@@ -29,8 +29,11 @@ from consortium.coordinator.office import Office
 from consortium.coordinator.protocol import CERTIFICATE, EXTENSION
 from consortium.coordinator.rates import Rates
 from consortium.coordinator.rows import SiteRow
+from consortium.core.ids import SiteId
 from consortium.crypto.authority import request_certificate
 from consortium.crypto.recipes import SigningKey
+from consortium.crypto.secure_sum.keys import Seeds, make_keys
+from consortium.crypto.secure_sum.session import RoundName
 from consortium.testing.processes import PLAN, TASK, run
 from consortium.wire.messages import Enrol
 from consortium.wire.signing import RequestLine, new_nonce, sign
@@ -290,6 +293,23 @@ class World:
     def _score(self, path: str, person: Person) -> dict[str, Any]:
         return {"model": "5" * 64, "samples": 1, "candidate": [0.5], "base": [1.0]}
 
+    def _keys(self, path: str, person: Person) -> dict[str, Any]:
+        key, site, federation = SigningKey.generate(), "5" * 32, "5" * 32
+        if person.role is Role.SITE:
+            member = self.member(person)
+            key, site, federation = member.key, member.row.id, member.row.federation
+        name = RoundName(federation, 99)
+        advert = make_keys(name, SiteId(site), Seeds.fresh())
+        keys = {"mask_key": advert.mask_key.hex(), "seal_key": advert.seal_key.hex()}
+        signature = key.sign(advert.to_sign(name)).hex()
+        return {**keys, "commitment": advert.commitment.hex(), "signature": signature}
+
+    def _shares(self, path: str, person: Person) -> dict[str, Any]:
+        return {"session": "5" * 64, "sealed": ""}
+
+    def _answer(self, path: str, person: Person) -> dict[str, Any]:
+        return {"split": "5" * 64, "shares": ""}
+
     def _register(self, path: str, person: Person) -> dict[str, str]:
         name = self.member(person).row.name if person.role is Role.SITE else "a-0"
         return {"location_id": name, "model_type": "task.py:study"}
@@ -333,6 +353,9 @@ _SPECIAL = {
     ("POST", "/v1/rounds/{number}/update"): "_update",
     ("POST", "/v1/rounds/{number}/failure"): "_failure",
     ("POST", "/v1/rounds/{number}/score"): "_score",
+    ("POST", "/v1/rounds/{number}/keys"): "_keys",
+    ("POST", "/v1/rounds/{number}/shares"): "_shares",
+    ("POST", "/v1/rounds/{number}/answer"): "_answer",
     ("POST", "/federated/client/register"): "_register",
     ("POST", f"{_F}/invites"): "_invite",
     ("POST", f"{_F}/sites/{{site}}/revoke"): "_revoke",

@@ -70,6 +70,16 @@ _TELL: dict[str, Callable[[Event], str]] = {
     "InvitationsKept": lambda e: (
         f"invitations of earlier rounds still hold: {_names(e['seats']) or 'none'}"
     ),
+    "MaskingAdopted": lambda _: "sums are secret: sites mask what they send",
+    "KeysReceived": lambda _: "keys received, for a secret sum",
+    "KeysClosed": lambda e: (
+        f"{len(e['seats'])} sites mask with each other, "
+        f"a sum takes {e['quorum']}{_after(e['seats'])}"
+    ),
+    "SharesReceived": lambda _: "its seeds received in shares, sealed for the others",
+    "SharesClosed": lambda e: f"{len(e['seats'])} sites have shared{_after(e['seats'])}",
+    "AnswerReceived": lambda _: "answered for the others",
+    "AnswersClosed": lambda e: f"the masks can come off: {len(e['seats'])} members answered",
     "BufferingAdopted": lambda e: f"no barrier: {e['buffer']} updates move the model",
     "BudgetAdopted": lambda e: f"rounds are paid from the account `{e['account']}`",
     "BudgetAsked": lambda _: "the privacy account is asked to pay for it",
