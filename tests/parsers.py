@@ -45,7 +45,7 @@ from consortium.crypto.secure_sum.session import RoundName, Session, Split, term
 from consortium.data.statistics import Statistics
 from consortium.drive.lock import parse_lock
 from consortium.drive.runs import read_run
-from consortium.drive.secret_sum import read_answer
+from consortium.drive.secret_sum import read_answer as read_shares
 from consortium.drive.sweep import read_study
 from consortium.errors import ConsortiumError
 from consortium.ledger.note import (
@@ -262,7 +262,7 @@ def _answer(data: bytes) -> object:
     names = [SiteId(name) for name in ("a", "b", "c")]
     keys = [make_keys(RoundName("f", 1), name, Seeds.fresh()) for name in names]
     session = Session(RoundName("f", 1), terms_for(3), keys)
-    return read_answer(session, names[0], Split(frozenset(names), frozenset()), data)
+    return read_shares(session, names[0], Split(frozenset(names), frozenset()), data)
 
 
 # ---- the list -----------------------------------------------------------------------

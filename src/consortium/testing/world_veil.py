@@ -59,7 +59,6 @@ class Veil:
         self._keys: dict[tuple[int, Seat], set[bytes]] = {}
         self._pins: dict[tuple[str, int, Seat], set[Digest]] = {}
         self._rows: dict[Digest, U32] = {}  # what a masked file stands for
-        self._sent: dict[tuple[int, Seat], set[Digest]] = {}
         self._closed: dict[int, f.RoundClosed] = {}
         self._ones: Counter[int] = Counter()  # of all masks, by bit
         self._words = 0
