@@ -27,8 +27,8 @@ from consortium.coordinator import matrix
 from consortium.core import account_facts as a
 from consortium.core import codec, tables, terms
 from consortium.core import facts as f
-from consortium.core import secagg_facts as m
 from consortium.core import inputs as i
+from consortium.core import secagg_facts as m
 from consortium.core import site_facts as s
 from consortium.core.federation import decide, evolve, owed, owed_by
 from consortium.core.ids import Digest, Seat, Seats, SiteId
