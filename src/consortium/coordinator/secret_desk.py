@@ -13,7 +13,7 @@ from consortium.coordinator.rows import SiteRow
 from consortium.core import inputs as i
 from consortium.core.codec import encode
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.state import Federation, Round
+from consortium.core.state import Round
 from consortium.crypto.hazmat.agreement import check_public_key
 from consortium.crypto.recipes import verify
 from consortium.crypto.secure_sum.session import Advert, RoundName, Session
@@ -70,7 +70,7 @@ class SecretDesk:
     def shares(self, site: SiteRow, number: int, body: SharesNote, envelope: bytes) -> Taken:
         desk, data = self._desk, unpacked(body.sealed)
         with desk.lock:
-            seat, asked = desk.seat(site), _round(desk.state, number)
+            seat, asked = desk.seat(site), self._asked(number)
             _check_named(asked.session, body.session, "session")
             session = self._session(asked)
         check_shares_file(session, SiteId(site.id), data)
@@ -83,7 +83,7 @@ class SecretDesk:
         the masks are taken off."""
         desk, data = self._desk, unpacked(body.shares)
         with desk.lock:
-            seat, asked = desk.seat(site), _round(desk.state, number)
+            seat, asked = desk.seat(site), self._asked(number)
             _check_named(asked.split, body.split, "split")
             session, named = self._session(asked), asked.named
             sharers = {named[one] for one in asked.sharers}
@@ -99,7 +99,7 @@ class SecretDesk:
         """Those who mask with each other, for one of them."""
         desk = self._desk
         with desk.lock:
-            seat, asked = desk.seat(site), _round(desk.state, number)
+            seat, asked = desk.seat(site), self._asked(number)
             if asked.keyed is None or seat not in asked.keys:
                 raise UnauthorizedClientError("this site is in no session of this round")
             keys, closed, seed = list(asked.keys.values()), asked.keyed, asked.seed
@@ -119,7 +119,7 @@ class SecretDesk:
         """Whose shares are with their holders, and those that this site holds."""
         desk = self._desk
         with desk.lock:
-            seat, asked = desk.seat(site), _round(desk.state, number)
+            seat, asked = desk.seat(site), self._asked(number)
             if asked.shared is None or seat not in asked.sharers:
                 raise UnauthorizedClientError("this site did not share in this round")
             session, closed = self._session(asked), asked.shared
@@ -132,10 +132,19 @@ class SecretDesk:
         """Who is in the sum, for a member."""
         desk = self._desk
         with desk.lock:
-            seat, asked = desk.seat(site), _round(desk.state, number)
+            seat, asked = desk.seat(site), self._asked(number)
             if asked.closed is None or seat not in asked.members:
                 raise UnauthorizedClientError("this site is no member of this round")
             return SplitSheet(closed=encode(asked.closed).hex())
+
+    def _asked(self, number: int) -> Round:
+        """The round that a site speaks of, open or just ended. Another coordinator may have gone
+        further than this one: sites may have heard it from there."""
+        self._desk.coordinator.driver.catch_up()
+        for one in (self._desk.state.round, self._desk.state.ended):
+            if one is not None and one.number == number:
+                return one
+        raise WrongRoundError(f"round {number} is not open")
 
     def _session(self, asked: Round) -> Session:
         """Made once a round: it looks at every key."""
@@ -145,12 +154,6 @@ class SecretDesk:
             made = make_session(self._desk.id, asked.seed, asked.quorum, keys)
             self._made = asked.session, made
         return self._made[1]
-
-
-def _round(state: Federation, number: int) -> Round:
-    if state.round is None or state.round.number != number:
-        raise WrongRoundError(f"round {number} is not open")
-    return state.round
 
 
 def _check_named(ours: Digest | None, theirs: str, what: str) -> None:

@@ -17,11 +17,17 @@ from consortium.crypto.hazmat.framing import framed
 from consortium.crypto.keyfile import read_secret, write_secret
 from consortium.crypto.recipes import SigningKey
 from consortium.crypto.secure_sum.keys import Seeds
-from consortium.errors import CorruptStoreError, InvalidInputError, StoreFailedError
+from consortium.errors import (
+    CorruptStoreError,
+    InvalidInputError,
+    StoreFailedError,
+    VerificationError,
+)
 from consortium.store.files import sync_folder, write_durably
 
 SALT_BYTES = 32
 SEEDS, SESSION, SHARING, SPLIT = "seeds", "session", "sharing", "split"
+MASKED = "masked"  # the name of the one file that was masked
 
 
 class RoundSecrets:
@@ -54,9 +60,14 @@ class RoundSecrets:
         return Seeds.from_secret(Secret(opened))
 
     def keep(self, number: int, what: str, data: bytes) -> None:
-        """Have a list that was verified at hand, durably."""
-        self._make_folder()
-        write_durably(self._path(number, what), data)
+        """Have something at hand, durably: the first of its kind in a round. Refuses another one,
+        also when the site's log does not know of the first any more."""
+        held = self.kept(number, what)
+        if held is None:
+            self._make_folder()
+            write_durably(self._path(number, what), data)
+        elif held != data:
+            raise VerificationError(f"round {number} has another {what} already")
 
     def kept(self, number: int, what: str) -> bytes | None:
         path = self._path(number, what)

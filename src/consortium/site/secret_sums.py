@@ -32,7 +32,7 @@ from consortium.plan.values import Plan
 from consortium.site.home import SiteHome
 from consortium.site.members import Members
 from consortium.site.policy import Policy, read_policy
-from consortium.site.round_secrets import SESSION, SHARING, SPLIT, RoundSecrets
+from consortium.site.round_secrets import MASKED, SESSION, SHARING, SPLIT, RoundSecrets
 from consortium.site.transport import Client
 from consortium.wire.messages import read_body
 from consortium.wire.secret_sum import (
@@ -168,8 +168,16 @@ class SecretSums:
         return SharesNote(session=session.hex(), sealed=packed(data))
 
     def masked(self, number: int, sharing: Digest, update: Digest, form: Form) -> Digest:
-        """The update's file under this round's masks, as a blob; the file without them is gone."""
+        """The update's file under this round's masks, as a blob; the file without them is gone.
+        Two files under one mask tell their difference, so it is the first one that was made, also
+        for a site that has trained again because it was killed, or its log was put back."""
         blobs = self._home.blobs
+        first = self._secrets.kept(number, MASKED)
+        if first is not None:
+            blobs.drop(update)
+            if not blobs.has(Digest(first)):
+                raise CorruptStoreError(f"the masked update of round {number} is gone")
+            return Digest(first)
         agreed, site = self._half(number)
         sheet = self._kept(number, SHARING, SharingSheet)
         closed = _record(sheet.closed, SharesClosed)
@@ -179,6 +187,7 @@ class SecretSums:
         vector = np.frombuffer(data, np.uint32, form.size, start)
         masked = site.mask(vector, agreed.sites(closed.seats))
         made = blobs.put(data[:start] + masked.tobytes())
+        self._secrets.keep(number, MASKED, made)
         blobs.drop(update)
         return made
 
