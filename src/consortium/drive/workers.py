@@ -92,8 +92,8 @@ class WorkerEngine:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
         try:
-            for _ in range(workers):
-                self._workers.append(self._fork())
+            for core in _cores(workers, local.at_once):
+                self._workers.append(self._fork(core))
         except OSError:  # no more processes: end those that there are
             self.close()
             raise
@@ -233,7 +233,7 @@ class WorkerEngine:
 
     # ---- the worker's side ----------------------------------------------------------
 
-    def _fork(self) -> _Worker:
+    def _fork(self, core: int | None) -> _Worker:
         ours, theirs = Pipe()
         with warnings.catch_warnings():
             # Newer Pythons warn of threads at a fork. The child touches none of their locks.
@@ -246,7 +246,7 @@ class WorkerEngine:
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
             ours.close()
-            _give_way()
+            _give_way(core)
             keep_freed_memory()
             if self._get_ready is not None:
                 self._get_ready()
@@ -299,11 +299,21 @@ class WorkerEngine:
         return {**told, "lengths": [_length(part) for part in both]}, both
 
 
-def _give_way() -> None:
+def _cores(workers: int, at_once: int) -> list[int | None]:
+    """The core of each worker, where there is one for each and rounds may be short: the system
+    sometimes wakes two on one core, and takes longer to notice than such a round lasts. Where
+    some cores are left over it chooses: another simulation may be on those that we would."""
+    cores = sorted(os.sched_getaffinity(0))
+    return list(cores) if at_once > 1 and workers == len(cores) else [None] * workers
+
+
+def _give_way(core: int | None) -> None:
     """A worker that is given a job does not push aside who gives it: the next worker would get
     its own only when this one is done."""
     with suppress(OSError, AttributeError):  # where there is no such thing, it is only slower
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if core is not None:
+            os.sched_setaffinity(0, {core})
 
 
 def _length(state: bytes | None) -> int:
