@@ -147,9 +147,8 @@ class Cohort:
             if state is not None:
                 self._states.keep(seat, open_round.number, state)
         fine = made.part(0, good)
-        running.block.add(
-            [open_round.invited[seat] for seat in seats[:good]], fine.rows, fine.weights
-        )
+        ranks = [open_round.invited[seat] for seat in seats[:good]]
+        running.block.add(ranks, fine.rows, fine.weights, fine.total)
         running.summed += seats[:good]
         self._count(open_round.number, fine.weights)
         if good == len(seats):
@@ -208,7 +207,8 @@ class Cohort:
                 return running
         self._stop()
         seats = self._next_seats(state, open_round, [])
-        self._running = _Running(open_round.number, seats, self._asked_for(open_round, seats))
+        results = self._asked_for(state, open_round, seats)
+        self._running = _Running(open_round.number, seats, results)
         return self._running
 
     def _has_more(self, state: Federation, open_round: Round, running: _Running) -> bool:
@@ -216,21 +216,23 @@ class Cohort:
         order of ranks, as it would be one by one."""
         running.seats = self._next_seats(state, open_round, running.summed)
         if running.seats:
-            running.results = self._asked_for(open_round, running.seats)
+            running.results = self._asked_for(state, open_round, running.seats)
         return bool(running.seats)
 
     def _asked_for(
-        self, open_round: Round, seats: list[Seat]
+        self, state: Federation, open_round: Round, seats: list[Seat]
     ) -> Generator[Contributions, None, None]:
-        return self._engine.train(tuple(seats), self._work(open_round))
+        is_summed = bool(seats) and state.roster.is_simulated(seats[0])
+        return self._engine.train(tuple(seats), self._work(open_round, is_summed))
 
-    def _work(self, open_round: Round) -> Training:
+    def _work(self, open_round: Round, is_summed: bool) -> Training:
         return Training(
             open_round.number,
             self._vector(open_round.base),
             self._hands.variate(open_round.server_state),
             self._states.current,
             self._groups(open_round),
+            open_round.invited if is_summed else {},
         )
 
     def _groups(self, open_round: Round) -> list[list[Seat]]:

@@ -31,9 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium import errors
+from consortium.aggregate.block import sum_of
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat
-from consortium.drive.contribution import Contributions
+from consortium.drive.contribution import Contributions, Summed
 from consortium.drive.engine import (
     Job,
     LocalEngine,
@@ -86,6 +87,7 @@ class WorkerEngine:
         slots = max(workers * _AHEAD, min(_MOST_SLOTS, _SLOTS_BYTES // max(job_bytes, 1)))
         self._models = _shared((2, self._size), self._dtype)
         self._rows = _shared((slots, local.at_once * form.size), self._dtype)
+        self._sums = _shared((slots, form.size), np.dtype(np.float64))
         self._free = deque(range(slots))
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
@@ -114,12 +116,14 @@ class WorkerEngine:
         order = {"do": "train", "round": work.round, "variate": work.variate is not None}
         jobs = jobs_of(seats, work, self._local.at_once)
         for job, reply, slot, both in self._ask(jobs, order, work.states):
-            records = [int(count) for count in reply["records"]]
+            records: list[int] = reply["records"]
             self._records.update(zip((job.seats[at] for at in job.wanted), records, strict=True))
             rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(records)]
             failures = [Failure(code) if code else None for code in reply["failures"]]
             states, packed = both[: len(records)], both[len(records) :]
-            yield Contributions(rows, records, reply["weights"], states, failures, packed)
+            made = rows, records, reply["weights"], states, failures, packed
+            first = reply["summed"]
+            yield Contributions(*made, None if first is None else Summed(first, self._sums[slot]))
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         self._models[0] = work.model
@@ -187,7 +191,7 @@ class WorkerEngine:
             asked = waiting.pop(place)
             slot = self._free.popleft()
             job = {**order, "place": place, "slot": slot, "wanted": list(asked.wanted)}
-            job["seats"] = [int(seat) for seat in asked.seats]
+            job["seats"], job["first_of_block"] = list(asked.seats), asked.first_of_block
             job["lengths"] = [_length(state) for state in kept]
             try:
                 self._workers[number].pipe.send_bytes(_packed(job, kept))
@@ -294,9 +298,19 @@ class WorkerEngine:
             "records": list(made.records),
             "weights": list(made.weights),
             "failures": [0 if failure is None else int(failure) for failure in made.failures],
+            "summed": self._summed(made, job),
         }
         both = [*made.states, *made.packed]
         return {**told, "lengths": [_length(part) for part in both]}, both
+
+    def _summed(self, made: Contributions, job: dict[str, Any]) -> int | None:
+        """Add up the rows of a block that begins with them, so that the parent need not, while
+        the workers wait for it. From which of them on; None, if there is none, or one failed."""
+        first: int | None = job["first_of_block"]
+        if first is None or any(made.failures[first:]):
+            return None
+        sum_of(made.rows[first:], made.weights[first:], out=self._sums[job["slot"]])
+        return first
 
 
 def _cores(workers: int, at_once: int) -> list[int | None]:
