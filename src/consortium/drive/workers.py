@@ -88,7 +88,7 @@ class WorkerEngine:
         self._models = _shared((2, self._size), self._dtype)
         self._rows = _shared((slots, local.at_once * form.size), self._dtype)
         self._sums = _shared((slots, form.size), np.dtype(np.float64))
-        self._free = deque(range(slots))
+        self._free, self._used = deque(range(slots)), dict[int, int]()  # the latter by worker
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
         for stream in (sys.stdout, sys.stderr):
@@ -120,6 +120,7 @@ class WorkerEngine:
             self._records.update(zip((job.seats[at] for at in job.wanted), records, strict=True))
             rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(records)]
             failures = [Failure(code) if code else None for code in reply["failures"]]
+            both = both or [None] * (2 * len(records))
             states, packed = both[: len(records)], both[len(records) :]
             made = rows, records, reply["weights"], states, failures, packed
             first = reply["summed"]
@@ -189,16 +190,26 @@ class WorkerEngine:
             if load[number] and sum(len(state or b"") for state in kept) > _AHEAD_BYTES:
                 return  # it would wait for us to take its result, and we for it to take this
             asked = waiting.pop(place)
-            slot = self._free.popleft()
-            job = {**order, "place": place, "slot": slot, "wanted": list(asked.wanted)}
-            job["seats"], job["first_of_block"] = list(asked.seats), asked.first_of_block
-            job["lengths"] = [_length(state) for state in kept]
+            slot = self._slot_for(number)
+            job = {**order, "place": place, "slot": slot, "seats": list(asked.seats)}
+            job["wanted"], job["first_of_block"] = list(asked.wanted), asked.first_of_block
+            job["lengths"] = _lengths(kept)
             try:
                 self._workers[number].pipe.send_bytes(_packed(job, kept))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
             load[number] += 1
+
+    def _slot_for(self, worker: int) -> int:
+        """The one that it used last, if that is free: the memory is in its cache."""
+        last = self._used.get(worker)
+        if last is not None and last in self._free:
+            self._free.remove(last)
+        else:
+            last = self._free.popleft()
+        self._used[worker] = last
+        return last
 
     def _work_in(self, job: Job) -> int:
         """Records of its sites, as far as they are known."""
@@ -268,7 +279,8 @@ class WorkerEngine:
             except EOFError:
                 return
             try:
-                reply, kept = self._work(job, _parted(state, job["lengths"]))
+                states = _parted(state, job["lengths"]) or [None] * len(job["seats"])
+                reply, kept = self._work(job, states)
             except ConsortiumError as error:
                 reply = {"error": type(error).__name__, "message": error.message}
                 reply["hint"] = error.hint
@@ -301,7 +313,7 @@ class WorkerEngine:
             "summed": self._summed(made, job),
         }
         both = [*made.states, *made.packed]
-        return {**told, "lengths": [_length(part) for part in both]}, both
+        return {**told, "lengths": _lengths(both)}, both
 
     def _summed(self, made: Contributions, job: dict[str, Any]) -> int | None:
         """Add up the rows of a block that begins with them, so that the parent need not, while
@@ -330,12 +342,15 @@ def _give_way(core: int | None) -> None:
             os.sched_setaffinity(0, {core})
 
 
-def _length(state: bytes | None) -> int:
-    return -1 if state is None else len(state)
+def _lengths(parts: Sequence[bytes | None]) -> list[int]:
+    """Of what is joined, -1 for nothing; none at all where there is nothing but that."""
+    if not any(part is not None for part in parts):
+        return []
+    return [-1 if part is None else len(part) for part in parts]
 
 
 def _parted(data: memoryview, lengths: Sequence[int]) -> list[bytes | None]:
-    """What was joined, by its lengths; -1 for nothing."""
+    """What was joined, by its lengths."""
     states, at = list[bytes | None](), 0
     for length in lengths:
         states.append(None if length < 0 else bytes(data[at : at + length]))

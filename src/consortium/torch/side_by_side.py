@@ -118,7 +118,11 @@ class Group:
         (step, site). Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
-        steps, members, starts = epochs * len(self._sizes[0]), len(self._members), self._stack.starts
+        steps, members, starts = (
+            epochs * len(self._sizes[0]),
+            len(self._members),
+            self._stack.starts,
+        )
         orders = [
             [member.site.rng.permutation(count) for _ in range(epochs)]
             for member, count in zip(self._members, map(sum, self._sizes), strict=True)

@@ -47,14 +47,14 @@ class Slot:
         """Take the gradient (k, a, b) = left (k, a, n) times right (k, n, b)."""
         if self.into is None:
             return
-        k, scale = left.shape[0], {"beta": self.beta, "alpha": self.alpha}
+        k, beta, alpha = left.shape[0], self.beta, self.alpha
         # Products that are few columns wide are slow; the same ones on their side are not.
         is_across = right.shape[2] <= _NARROW < left.shape[1]
         if is_across:
             left, right = right.transpose(1, 2), left.transpose(1, 2)
         if self.is_common and k == len(self.value):
             common = self.value.transpose(1, 2) if is_across else self.value
-            made = torch.baddbmm(common, left, right, **scale)
+            made = torch.baddbmm(common, left, right, beta=beta, alpha=alpha)
             # From here on its memory lies on its side as well.
             self.into = self.value = made.transpose(1, 2) if is_across else made
             self.is_common = False
@@ -62,9 +62,9 @@ class Slot:
         self.own()
         into = first(self.into, k)
         if not is_across:
-            into.baddbmm_(left, right, **scale)
+            into.baddbmm_(left, right, beta=beta, alpha=alpha)
         elif into.stride(1) == 1:
-            into.transpose(1, 2).baddbmm_(left, right, **scale)
+            into.transpose(1, 2).baddbmm_(left, right, beta=beta, alpha=alpha)
         else:  # a layer that stays at its site
             self.add(torch.bmm(left, right).transpose(1, 2))
 
