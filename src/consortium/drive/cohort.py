@@ -87,13 +87,15 @@ class Cohort:
         self._panel = Panel(engine, states, self._one_evaluated)
         self._asked: Round | None = None  # the round whose members are evaluating
         self._vectors: dict[Digest, Vector] = {}  # candidate and base, read once
-        self._sent_bytes = 0
+        self._sent: dict[int, list[float]] = {}  # by round, the weights of updates
 
     def sent_bytes(self) -> int:
         """Of the updates that sites sent since this was asked last. In blocks no file is made; its
         size is known all the same."""
-        sent, self._sent_bytes = self._sent_bytes, 0
-        return sent
+        sent, self._sent = self._sent, {}
+        return sum(
+            update_bytes(self._hands.sent_form(at), *weights) for at, weights in sent.items()
+        )
 
     def answer(self, state: Federation, now_ms: int) -> i.Input | None:
         open_round = state.round
@@ -150,7 +152,7 @@ class Cohort:
         ranks = [open_round.invited[seat] for seat in seats[:good]]
         running.block.add(ranks, fine.rows, fine.weights, fine.total)
         running.summed += seats[:good]
-        self._count(open_round.number, fine.weights)
+        self._sent.setdefault(open_round.number, []).extend(fine.weights)
         if good == len(seats):
             self._progress(open_round, "train", good)
             return None
@@ -178,11 +180,8 @@ class Cohort:
         update = Update(result.row, result.weight, duty.base, result.packed)
         form = self._hands.sent_form(duty.round)
         digest = self._hands.blobs.put(save_update(update, form))
-        self._count(duty.round, [result.weight])
+        self._sent.setdefault(duty.round, []).append(result.weight)
         return i.Submit(duty.round, duty.seat, digest, None, now_ms)
-
-    def _count(self, number: int, weights: Sequence[float]) -> None:
-        self._sent_bytes += update_bytes(self._hands.sent_form(number), *weights)
 
     def lost(self, duty: d.Train, now_ms: int) -> i.Fail | None:
         """What a site says that is to fall out of this round."""

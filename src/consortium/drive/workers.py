@@ -91,11 +91,12 @@ class WorkerEngine:
         self._free, self._used = deque(range(slots)), dict[int, int]()  # the latter by worker
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
+        self._cores = _cores(workers, local.at_once)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
         try:
-            for core in _cores(workers, local.at_once):
-                self._workers.append(self._fork(core))
+            for _ in range(workers):
+                self._workers.append(self._fork())
         except OSError:  # no more processes: end those that there are
             self.close()
             raise
@@ -194,8 +195,11 @@ class WorkerEngine:
             job = {**order, "place": place, "slot": slot, "seats": list(asked.seats)}
             job["wanted"], job["first_of_block"] = list(asked.wanted), asked.first_of_block
             job["lengths"] = _lengths(kept)
+            worker = self._workers[number]
+            if self._cores and not load[number]:
+                _put(worker.pid, self._cores[number : number + 1])
             try:
-                self._workers[number].pipe.send_bytes(_packed(job, kept))
+                worker.pipe.send_bytes(_packed(job, kept))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
@@ -248,7 +252,7 @@ class WorkerEngine:
 
     # ---- the worker's side ----------------------------------------------------------
 
-    def _fork(self, core: int | None) -> _Worker:
+    def _fork(self) -> _Worker:
         ours, theirs = Pipe()
         with warnings.catch_warnings():
             # Newer Pythons warn of threads at a fork. The child touches none of their locks.
@@ -261,7 +265,7 @@ class WorkerEngine:
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
             ours.close()
-            _give_way(core)
+            _give_way()
             keep_freed_memory()
             if self._get_ready is not None:
                 self._get_ready()
@@ -278,6 +282,8 @@ class WorkerEngine:
                 job, state = _unpacked(pipe.recv_bytes())
             except EOFError:
                 return
+            if self._cores:
+                _put(0, self._cores)
             try:
                 states = _parted(state, job["lengths"]) or [None] * len(job["seats"])
                 reply, kept = self._work(job, states)
@@ -325,21 +331,27 @@ class WorkerEngine:
         return first
 
 
-def _cores(workers: int, at_once: int) -> list[int | None]:
-    """The core of each worker, where there is one for each and rounds may be short: the system
-    sometimes wakes two on one core, and takes longer to notice than such a round lasts. Where
-    some cores are left over it chooses: another simulation may be on those that we would."""
-    cores = sorted(os.sched_getaffinity(0))
-    return list(cores) if at_once > 1 and workers == len(cores) else [None] * workers
+def _cores(workers: int, at_once: int) -> list[int]:
+    """The core where each worker begins a job, if there is one for each and jobs are short; else
+    none. The system at times wakes two workers on one core, and takes longer to notice than such
+    a job lasts. Where some cores are left over it chooses: another simulation may be on those
+    that we would."""
+    cores = sorted(os.sched_getaffinity(0)) if at_once > 1 else []
+    return cores if workers == len(cores) else []
 
 
-def _give_way(core: int | None) -> None:
+def _put(pid: int, cores: list[int]) -> None:
+    """A process runs on these cores: one while it is woken, all once it works, so that it can go
+    out of somebody else's way."""
+    with suppress(OSError):  # it is gone, which is told elsewhere, or may not
+        os.sched_setaffinity(pid, cores)
+
+
+def _give_way() -> None:
     """A worker that is given a job does not push aside who gives it: the next worker would get
     its own only when this one is done."""
     with suppress(OSError, AttributeError):  # where there is no such thing, it is only slower
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        if core is not None:
-            os.sched_setaffinity(0, {core})
 
 
 def _lengths(parts: Sequence[bytes | None]) -> list[int]:
