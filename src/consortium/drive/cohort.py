@@ -7,7 +7,7 @@ added to its block's sum as soon as it is there, so memory does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -194,15 +194,14 @@ class Cohort:
         if self._drops is None:
             return None
         ahead = islice(open_round.waiting, BLOCK)
-        gone = (seat for seat in ahead if self._drops(open_round.number, self._name(seat)))
-        return next(gone, None)
+        return next((seat for seat in ahead if self._falls_out(open_round, seat)), None)
 
     def _continued(self, state: Federation, open_round: Round) -> _Running:
         """The training under way, or new training of the sites that come next."""
         running = self._running
         if running is not None and running.round == open_round.number:
             pending = [*running.summed, *running.seats]
-            if pending and list(islice(open_round.waiting, len(pending))) == pending:
+            if pending and list(islice(self._answering(open_round), len(pending))) == pending:
                 return running
         self._stop()
         seats = self._next_seats(state, open_round, [])
@@ -240,15 +239,23 @@ class Cohort:
         size = group_size(open_round.target, self._engine.at_once)
         groups: dict[int, list[Seat]] = {}
         for seat, rank in sorted(open_round.invited.items(), key=lambda pair: pair[1]):
-            if self._drops is None or not self._drops(open_round.number, self._name(seat)):
+            if not self._falls_out(open_round, seat):
                 groups.setdefault(rank // size, []).append(seat)
         return list(groups.values())
 
     def _next_seats(self, state: Federation, open_round: Round, summed: list[Seat]) -> list[Seat]:
         """Waiting seats, in the order of their invitation, whose updates would be used."""
         wanted, done = _still_wanted(state, open_round) - len(summed), set(summed)
-        waiting = (seat for seat in open_round.waiting if seat not in done)
+        waiting = (seat for seat in self._answering(open_round) if seat not in done)
         return list(islice(waiting, max(wanted, 0)))
+
+    def _answering(self, open_round: Round) -> Iterator[Seat]:
+        """Waiting seats that will not fall out. Who falls out of a later block says so when its
+        turn comes, and is not trained meanwhile."""
+        return (seat for seat in open_round.waiting if not self._falls_out(open_round, seat))
+
+    def _falls_out(self, open_round: Round, seat: Seat) -> bool:
+        return self._drops is not None and self._drops(open_round.number, self._name(seat))
 
     def _stop(self) -> None:
         if self._running is not None:
