@@ -9,6 +9,7 @@ into fewer bytes: see `consortium.packing`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -286,7 +287,10 @@ def update_parts(update: Update, form: Form | None = None) -> tuple[bytes, memor
 def update_bytes(form: Form, *weights: float) -> int:
     """How many bytes the files of updates of this form with these weights have together."""
     specs, size_bytes = form.specs, form.size_bytes
-    return sum(_header_bytes(specs, len(repr(weight))) + size_bytes for weight in weights)
+    return sum(
+        count * (_header_bytes(specs, len(repr(weight))) + size_bytes)
+        for weight, count in Counter(weights).items()  # of many sites most weigh the same
+    )
 
 
 @lru_cache(maxsize=64)  # a simulation asks for every site

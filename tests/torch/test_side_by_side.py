@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from consortium.drive.directory import DataDirectory
 from consortium.drive.engine import SimulatedSite
+from consortium.drive.rng import stream
 from consortium.drive.simulate import Options, Run, simulate
 from consortium.errors import LabelError, TaskResultError, UsageError
 from consortium.plan import Plan
@@ -21,6 +22,7 @@ from consortium.tasks import Pace, Site
 from consortium.torch import HospitalNet, TorchTask, frozen, private, task
 from consortium.torch.chain import chain_of
 from consortium.torch.fingerprint import fingerprint
+from consortium.torch.together import drawn_seed
 from tests.torch.masks_of_torch import draw_as_torch_does
 from tests.torch.sites import site as site_of
 
@@ -450,6 +452,36 @@ def test_what_fails_side_by_side_is_done_again_alone() -> None:
     assert_alike(made(mlp, loss=clumsy), plan_of(), sites())
 
 
+# ---- narrow layers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"grad_clip": 0.5},
+        {"optimizer": "adam", "lr": 0.01},
+    ],
+)
+@pytest.mark.parametrize("personal", [{}, {"name": "fedper", "layers": ["0"]}])
+def test_layers_of_few_inputs_and_many_outputs(
+    training: dict[str, Any], personal: dict[str, Any]
+) -> None:
+    """Their products are taken on their side, and what is not private lies so in memory."""
+    plain = {} if "optimizer" in training else {"momentum": 0.0}
+    plan = plan_of(training={**plain, **training}, personal=personal)
+    assert_alike(made(odd), plan, sites(widths=(5,)))
+
+
+def test_a_seed_is_drawn_as_the_loop_draws_it() -> None:
+    for seat in range(200):
+        drawn, wanted = (stream(1, "train", 2, seat) for _ in range(2))
+        assert drawn_seed(drawn) == int(wanted.integers(2**63))
+        np.testing.assert_array_equal(drawn.permutation(50), wanted.permutation(50))
+
+
 # ---- repeating -----------------------------------------------------------------------------
 
 
@@ -469,6 +501,39 @@ def test_the_same_digest_again_and_whatever_the_number_of_workers(
         for workers in (0, 0, 1, 2, 3)
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("falls_out", [(), ("site-0",), ("site-20", "site-64"), ("site-99",)])
+def test_blocks_that_workers_add_up_are_those_of_one_by_one(falls_out: tuple[str, ...]) -> None:
+    """A hundred sites are two groups, and the first block ends in the middle of the second."""
+    crowd = [SimulatedSite(f"site-{at}", records(at, 5)) for at in range(100)]
+    plan = plan_of(federation={"rounds": 2, "quorum": 2}, training={"epochs": 1})
+    digests = {
+        run(
+            made(odd, double=False),
+            plan,
+            crowd,
+            drops=lambda number, name: number == 1 and name in falls_out,
+            **options,
+        ).model_digest
+        for options in ({}, {"workers": 1}, {"workers": 2}, {"record": True, "workers": 2})
+    }
+    assert len(digests) == 1
+
+
+def test_rows_of_a_site_that_fails_are_not_added_up() -> None:
+    """A worker finds out that a site's numbers are not finite; its block is the others'."""
+    crowd = [SimulatedSite(f"site-{at}", records(at, 5)) for at in range(100)]
+    for at in (3, 70):
+        crowd[at].data[0][:] = 1e38
+    plan = plan_of(federation={"rounds": 2, "quorum": 2}, training={"epochs": 1})
+    runs = [
+        run(made(odd, double=False), plan, crowd, **options)
+        for options in ({}, {"workers": 2}, {"record": True, "workers": 2})
+    ]
+    assert len({one.model_digest for one in runs}) == 1
+    assert np.isfinite(runs[0].model).all()
+    assert [set(one.state.ended.fallen) for one in runs if one.state.ended] == [{4, 71}] * 3
 
 
 @pytest.mark.parametrize("record", [False, True])

@@ -40,8 +40,15 @@ class BlockSum:
         self._weight = 0.0
         self._last = -1
 
-    def add(self, ranks: Sequence[int], rows: npt.NDArray[Any], weights: Sequence[float]) -> None:
-        """The next rows of the block, (n, d). Ranks ascend and belong to one block."""
+    def add(
+        self,
+        ranks: Sequence[int],
+        rows: npt.NDArray[Any],
+        weights: Sequence[float],
+        total: Total | None = None,
+    ) -> None:
+        """The next rows of the block, (n, d). Ranks ascend and belong to one block. `total` is
+        their `sum_of`, if somebody has made it: it is of use for a block's first rows."""
         for rank in ranks:
             last = self._last
             if rank <= last or (last >= 0 and rank // BLOCK != last // BLOCK):
@@ -49,23 +56,38 @@ class BlockSum:
             self._last = rank
         for weight in weights:
             self._weight += weight
-        is_first, columns = self._total is None, rows.shape[1]
-        total = np.empty(columns) if self._total is None else self._total
-        scale = np.array(weights, np.float64)[:, None]
-        # Some columns at a time: few enough to stay in the cache while all rows are added.
-        step = max(1, min(columns, _AT_ONCE // (len(rows) + 1)))
-        products = np.empty((len(rows) + 1, step))
-        for at in range(0, columns, step):
-            part = products[:, : min(step, columns - at)]
-            part[1:] = rows[:, at : at + step]  # faster than to multiply and to widen at once
-            part[1:] *= scale
-            if not is_first:
-                part[0] = total[at : at + step]
-            # NumPy adds whole rows up one after the other: these are the sums of a loop.
-            np.add.reduce(part[1:] if is_first else part, axis=0, out=total[at : at + step])
-        self._total = total
+        if self._total is None and total is not None:
+            self._total = total.copy()
+        else:
+            self._total = sum_of(rows, weights, self._total)
 
     def finish(self) -> Partial:
         if self._total is None:
             raise InternalError("a block has at least one row")
         return Partial(self._last // BLOCK, self._total, self._weight)
+
+
+def sum_of(
+    rows: npt.NDArray[Any],
+    weights: Sequence[float],
+    before: Total | None = None,
+    out: Total | None = None,
+) -> Total:
+    """Σ wᵢxᵢ of rows (n, d), one after the other, behind what was summed `before`. It is written
+    to `out`, else to `before`."""
+    columns = rows.shape[1]
+    if out is None:
+        out = np.empty(columns) if before is None else before
+    scale = np.array(weights, np.float64)[:, None]
+    # Some columns at a time: few enough to stay in the cache while all rows are added.
+    step = max(1, min(columns, _AT_ONCE // (len(rows) + 1)))
+    products = np.empty((len(rows) + 1, step))
+    for at in range(0, columns, step):
+        part = products[:, : min(step, columns - at)]
+        part[1:] = rows[:, at : at + step]  # faster than to multiply and to widen at once
+        part[1:] *= scale
+        if before is not None:
+            part[0] = before[at : at + step]
+        # NumPy adds whole rows up one after the other: these are the sums of a loop.
+        np.add.reduce(part[1:] if before is None else part, axis=0, out=out[at : at + step])
+    return out

@@ -90,7 +90,9 @@ def in_turn(items: Sequence[T], work: Callable[[T], object], threads: int | None
     themselves. What `work` raises is raised here.
     """
     left = iter(items)  # shared: the next free thread takes the next item
-    workers = min(threads or min(os.cpu_count() or 1, _MOST_THREADS), len(items))
+    # To ask for the cores takes as long as to sum up a small model.
+    most = threads or (min(os.cpu_count() or 1, _MOST_THREADS) if len(items) > 1 else 1)
+    workers = min(most, len(items))
     settings = np.geterr()
 
     def take() -> None:

@@ -231,12 +231,15 @@ def members(home: HomeFolder = DEFAULT_HOME) -> None:
     with site_of(home) as (found, _):
         known = read_policy(found.policy_file).known
         own = found.key.public.hex()
-        data(f"this site   {fingerprint(own)}  {own}")
+        data(f"{'':<10}  {'fingerprint':<19}  {'key':<64}  id")
+        data(f"this site   {fingerprint(own)}  {own}  {found.enrolment.site}")
         rows = sorted(Members(found.path).all().items())
         for site, key in rows:
             word = "known" if key in known else "not known"
             data(f"{word:<10}  {fingerprint(key)}  {key}  {site}")
-        if not rows:
+        if rows:
+            say("compare fingerprints with their people, then: site policy --set known=KEY,KEY")
+        else:
             say("no other site was met here yet: a plan whose sums are secret brings them")
         told = [{"site": site, "key": key, "known": key in known} for site, key in rows]
         envelope("site members", {"key": own, "members": told})

@@ -6,12 +6,14 @@ that lies about its own keys or shares is refused, because the sum of all would 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from consortium.coordinator.registry import Registry
 from consortium.coordinator.rows import SiteRow
 from consortium.core import inputs as i
 from consortium.core.codec import encode
+from consortium.core.federation import decide
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Round
 from consortium.crypto.hazmat.agreement import check_public_key
@@ -25,6 +27,7 @@ from consortium.drive.secret_sum import (
     split_of,
 )
 from consortium.errors import UnauthorizedClientError, WireError, WrongRoundError
+from consortium.model import digest_of
 from consortium.wire.messages import Taken
 from consortium.wire.secret_sum import (
     AnswerNote,
@@ -72,10 +75,10 @@ class SecretDesk:
         with desk.lock:
             seat, asked = desk.seat(site), self._asked(number)
             _check_named(asked.session, body.session, "session")
+            _check_among(seat, asked.keys)
             session = self._session(asked)
         check_shares_file(session, SiteId(site.id), data)
-        kept = desk.blobs.put(data)  # durable before the fact that names it
-        desk.take(i.GiveShares(number, seat, kept, None, desk.clock.now_ms()), envelope)
+        self._take(i.GiveShares(number, seat, digest_of(data), None, self._now()), data, envelope)
         return Taken()
 
     def answer(self, site: SiteRow, number: int, body: AnswerNote, envelope: bytes) -> Taken:
@@ -85,13 +88,25 @@ class SecretDesk:
         with desk.lock:
             seat, asked = desk.seat(site), self._asked(number)
             _check_named(asked.split, body.split, "split")
+            _check_among(seat, asked.members)
             session, named = self._session(asked), asked.named
             sharers = {named[one] for one in asked.sharers}
             split = split_of(sharers, (named[one] for one in asked.members))
         read_answer(session, SiteId(site.id), split, data)
-        kept = desk.blobs.put(data)
-        desk.take(i.GiveAnswer(number, seat, kept, None, desk.clock.now_ms()), envelope)
+        self._take(i.GiveAnswer(number, seat, digest_of(data), None, self._now()), data, envelope)
         return Taken()
+
+    def _take(self, item: i.GiveShares | i.GiveAnswer, data: bytes, envelope: bytes) -> None:
+        """Make the bytes durable before the fact that names them; and only if there will be one."""
+        desk = self._desk
+        with desk.lock:
+            is_new = bool(decide(desk.state, item))
+        if is_new:
+            desk.blobs.put(data)
+            desk.take(item, envelope)
+
+    def _now(self) -> int:
+        return self._desk.clock.now_ms()
 
     # ---- what sites are told --------------------------------------------------------
 
@@ -154,6 +169,11 @@ class SecretDesk:
             made = make_session(self._desk.id, asked.seed, asked.quorum, keys)
             self._made = asked.session, made
         return self._made[1]
+
+
+def _check_among(seat: Seat, seats: Container[Seat]) -> None:
+    if seat not in seats:
+        raise UnauthorizedClientError("this site has no part in this step of the round")
 
 
 def _check_named(ours: Digest | None, theirs: str, what: str) -> None:

@@ -23,7 +23,7 @@ from consortium.core import inputs as i
 from consortium.core.codec import decode
 from consortium.core.facts import Departure
 from consortium.core.ids import Digest, Seat, SiteId
-from consortium.core.owing import why_not_open
+from consortium.core.owing import answered_in, awaited_in, why_not_open
 from consortium.core.state import Federation, Round
 from consortium.drive.clock import Clock
 from consortium.drive.history import History, RoundRecord
@@ -102,8 +102,8 @@ class Teller:
             "quorum": open_round.quorum,
             "target": open_round.target,
             "invited": [names[seat] for seat in open_round.invited],
-            "received": [names[seat] for seat in open_round.submitted],
-            "waiting_for": [names[seat] for seat in open_round.unheard or open_round.waiting],
+            "received": [names[seat] for seat in answered_in(open_round)],
+            "waiting_for": [names[seat] for seat in awaited_in(open_round)],
             "fallen": self._fallen(open_round, names),
         }
 

@@ -223,6 +223,21 @@ def _has_given(open_round: Round, seat: Seat) -> bool:
             return seat in open_round.answers
 
 
+def answered_in(open_round: Round) -> list[Seat]:
+    """Who has given what the present step asks for."""
+    if open_round.step not in _MASKED_STEPS:
+        return list(open_round.submitted)
+    return [seat for seat in open_round.invited if _has_given(open_round, seat)]
+
+
+def awaited_in(open_round: Round) -> list[Seat]:
+    """Who is waited for in the present step."""
+    if open_round.step not in _MASKED_STEPS:
+        return list(open_round.unheard or open_round.waiting)
+    asked = open_round.members if open_round.step is Step.UNMASKING else open_round.waiting
+    return [seat for seat in asked if not _has_given(open_round, seat)]
+
+
 def has_answered(state: Federation, seat: Seat) -> bool:
     """Whether nothing is asked of the site because it has given its answer."""
     open_round, made = state.round, state.passing.get(seat)

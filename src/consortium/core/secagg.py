@@ -38,8 +38,8 @@ FULL_UP_TO = 100
 
 
 def two_thirds(sites: int) -> int:
-    """Of so many, rounded up. Two groups of so many share a third of all: to be told two splits,
-    sites that collude with the coordinator would have to be that many.
+    """Of so many, rounded up. Two groups of so many share a third of all: no owner's two seeds come
+    together unless so many sites collude with the coordinator.
 
     >>> [two_thirds(sites) for sites in (3, 4, 50, 100)]
     [2, 3, 34, 67]

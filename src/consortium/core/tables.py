@@ -74,11 +74,14 @@ class Step(Enum):
 
     INITIALIZED = Phase.INITIALIZED, "opened; its seed is being drawn"
     SELECTING = Phase.SELECTING, "waits until enough sites are eligible"
-    KEYING = Phase.TRAINING, "sites give keys, if the sum is secret"
+    KEYING = Phase.TRAINING, "sites give keys, for a sum of which nobody sees the parts"
     SHARING = Phase.TRAINING, "they share their seeds among each other"
     TRAINING = Phase.TRAINING, "sites train; updates come in"
     SCREENING = Phase.AGGREGATING, "closed; updates that stand out are looked for, if the plan asks"
-    UNMASKING = Phase.AGGREGATING, "closed; the members answer for each other, if the sum is secret"
+    UNMASKING = (
+        Phase.AGGREGATING,
+        "closed; the members answer for each other, to take the masks off",
+    )
     SUMMING = Phase.AGGREGATING, "closed; the members' updates are summed"
     EVALUATING = Phase.AGGREGATING, "members try the candidate and the base"
     JUDGING = Phase.AGGREGATING, "the gate weighs the evidence"

@@ -7,7 +7,7 @@ added to its block's sum as soon as it is there, so memory does not grow with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -87,13 +87,15 @@ class Cohort:
         self._panel = Panel(engine, states, self._one_evaluated)
         self._asked: Round | None = None  # the round whose members are evaluating
         self._vectors: dict[Digest, Vector] = {}  # candidate and base, read once
-        self._sent_bytes = 0
+        self._sent: dict[int, list[float]] = {}  # by round, the weights of updates
 
     def sent_bytes(self) -> int:
         """Of the updates that sites sent since this was asked last. In blocks no file is made; its
         size is known all the same."""
-        sent, self._sent_bytes = self._sent_bytes, 0
-        return sent
+        sent, self._sent = self._sent, {}
+        return sum(
+            update_bytes(self._hands.sent_form(at), *weights) for at, weights in sent.items()
+        )
 
     def answer(self, state: Federation, now_ms: int) -> i.Input | None:
         open_round = state.round
@@ -147,11 +149,10 @@ class Cohort:
             if state is not None:
                 self._states.keep(seat, open_round.number, state)
         fine = made.part(0, good)
-        running.block.add(
-            [open_round.invited[seat] for seat in seats[:good]], fine.rows, fine.weights
-        )
+        ranks = [open_round.invited[seat] for seat in seats[:good]]
+        running.block.add(ranks, fine.rows, fine.weights, fine.total)
         running.summed += seats[:good]
-        self._count(open_round.number, fine.weights)
+        self._sent.setdefault(open_round.number, []).extend(fine.weights)
         if good == len(seats):
             self._progress(open_round, "train", good)
             return None
@@ -179,11 +180,8 @@ class Cohort:
         update = Update(result.row, result.weight, duty.base, result.packed)
         form = self._hands.sent_form(duty.round)
         digest = self._hands.blobs.put(save_update(update, form))
-        self._count(duty.round, [result.weight])
+        self._sent.setdefault(duty.round, []).append(result.weight)
         return i.Submit(duty.round, duty.seat, digest, None, now_ms)
-
-    def _count(self, number: int, weights: Sequence[float]) -> None:
-        self._sent_bytes += update_bytes(self._hands.sent_form(number), *weights)
 
     def lost(self, duty: d.Train, now_ms: int) -> i.Fail | None:
         """What a site says that is to fall out of this round."""
@@ -196,19 +194,19 @@ class Cohort:
         if self._drops is None:
             return None
         ahead = islice(open_round.waiting, BLOCK)
-        gone = (seat for seat in ahead if self._drops(open_round.number, self._name(seat)))
-        return next(gone, None)
+        return next((seat for seat in ahead if self._falls_out(open_round, seat)), None)
 
     def _continued(self, state: Federation, open_round: Round) -> _Running:
         """The training under way, or new training of the sites that come next."""
         running = self._running
         if running is not None and running.round == open_round.number:
             pending = [*running.summed, *running.seats]
-            if pending and list(islice(open_round.waiting, len(pending))) == pending:
+            if pending and list(islice(self._answering(open_round), len(pending))) == pending:
                 return running
         self._stop()
         seats = self._next_seats(state, open_round, [])
-        self._running = _Running(open_round.number, seats, self._asked_for(open_round, seats))
+        results = self._asked_for(state, open_round, seats)
+        self._running = _Running(open_round.number, seats, results)
         return self._running
 
     def _has_more(self, state: Federation, open_round: Round, running: _Running) -> bool:
@@ -216,21 +214,23 @@ class Cohort:
         order of ranks, as it would be one by one."""
         running.seats = self._next_seats(state, open_round, running.summed)
         if running.seats:
-            running.results = self._asked_for(open_round, running.seats)
+            running.results = self._asked_for(state, open_round, running.seats)
         return bool(running.seats)
 
     def _asked_for(
-        self, open_round: Round, seats: list[Seat]
+        self, state: Federation, open_round: Round, seats: list[Seat]
     ) -> Generator[Contributions, None, None]:
-        return self._engine.train(tuple(seats), self._work(open_round))
+        is_summed = bool(seats) and state.roster.is_simulated(seats[0])
+        return self._engine.train(tuple(seats), self._work(open_round, is_summed))
 
-    def _work(self, open_round: Round) -> Training:
+    def _work(self, open_round: Round, is_summed: bool) -> Training:
         return Training(
             open_round.number,
             self._vector(open_round.base),
             self._hands.variate(open_round.server_state),
             self._states.current,
             self._groups(open_round),
+            open_round.invited if is_summed else {},
         )
 
     def _groups(self, open_round: Round) -> list[list[Seat]]:
@@ -239,15 +239,23 @@ class Cohort:
         size = group_size(open_round.target, self._engine.at_once)
         groups: dict[int, list[Seat]] = {}
         for seat, rank in sorted(open_round.invited.items(), key=lambda pair: pair[1]):
-            if self._drops is None or not self._drops(open_round.number, self._name(seat)):
+            if not self._falls_out(open_round, seat):
                 groups.setdefault(rank // size, []).append(seat)
         return list(groups.values())
 
     def _next_seats(self, state: Federation, open_round: Round, summed: list[Seat]) -> list[Seat]:
         """Waiting seats, in the order of their invitation, whose updates would be used."""
         wanted, done = _still_wanted(state, open_round) - len(summed), set(summed)
-        waiting = (seat for seat in open_round.waiting if seat not in done)
+        waiting = (seat for seat in self._answering(open_round) if seat not in done)
         return list(islice(waiting, max(wanted, 0)))
+
+    def _answering(self, open_round: Round) -> Iterator[Seat]:
+        """Waiting seats that will not fall out. Who falls out of a later block says so when its
+        turn comes, and is not trained meanwhile."""
+        return (seat for seat in open_round.waiting if not self._falls_out(open_round, seat))
+
+    def _falls_out(self, open_round: Round, seat: Seat) -> bool:
+        return self._drops is not None and self._drops(open_round.number, self._name(seat))
 
     def _stop(self) -> None:
         if self._running is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from consortium.aggregate.block import Total
 from consortium.core.facts import Failure
 from consortium.model import Vector
 
@@ -27,6 +28,14 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Summed:
+    """The weighted sum of the rows from `first` to the last, made where they were."""
+
+    first: int
+    total: Total
+
+
+@dataclass(frozen=True, slots=True)
 class Contributions:
     """The same of n sites: rows (n, d), and a value a site of everything else."""
 
@@ -36,6 +45,7 @@ class Contributions:
     states: Sequence[bytes | None]
     failures: Sequence[Failure | None]
     packed: Sequence[bytes | None]
+    summed: Summed | None = None  # of the last rows, where an engine has added them up
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -70,6 +80,10 @@ class Contributions:
 
     def part(self, lo: int, hi: int) -> Contributions:
         """The sites lo:hi; the rows are a view."""
+        summed = self.summed
+        if summed is not None:
+            has_all = lo <= summed.first < hi >= len(self)
+            summed = Summed(summed.first - lo, summed.total) if has_all else None
         return Contributions(
             self.rows[lo:hi],
             self.records[lo:hi],
@@ -77,7 +91,13 @@ class Contributions:
             self.states[lo:hi],
             self.failures[lo:hi],
             self.packed[lo:hi],
+            summed,
         )
+
+    @property
+    def total(self) -> Total | None:
+        """The weighted sum of all rows, if an engine has made it."""
+        return self.summed.total if self.summed is not None and self.summed.first == 0 else None
 
 
 def together(one: Contribution) -> Contributions:

@@ -76,6 +76,7 @@ class Driver:
         self._cache = cache
         self._awake_ms = clock.now_ms()
         self._ticked: tuple[int, int] = (-1, -1)  # (position, time) of the last tick
+        self._owed: tuple[int, tuple[d.Duty, ...]] | None = None  # at a position
         self.state, self._position = self._remembered()
         self._saved_at = self._position
         self.catch_up()
@@ -175,7 +176,7 @@ class Driver:
             now_ms = self._clock.now_ms()
             tick = (self._position, now_ms)
             is_due = any(
-                isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in owed(self.state)
+                isinstance(duty, d.WakeAt) and duty.at_ms <= now_ms for duty in self._duties()
             )
             if not is_due or self._ticked == tick:
                 return ()
@@ -188,7 +189,7 @@ class Driver:
         free meanwhile: a duty says all that it needs, and its report may be old news."""
         failure: ConsortiumError | None = None
         with self.lock:
-            position, duties = self._position, owed(self.state)
+            position, duties = self._position, self._duties()
         for duty in duties:
             if self._position != position:
                 return ()  # the state has moved on, and with it what is owed
@@ -205,9 +206,16 @@ class Driver:
             raise failure
         return ()
 
+    def _duties(self) -> tuple[d.Duty, ...]:
+        """What is owed, found out once after each fact: it follows from the state alone. Whoever
+        calls this has the lock."""
+        if self._owed is None or self._owed[0] != self._position:
+            self._owed = self._position, owed(self.state)
+        return self._owed[1]
+
     def wakes_at_ms(self) -> int | None:
         """The next time that something is due by itself; None when nothing is."""
         now_ms = self._clock.now_ms()
         with self.lock:
-            wakes = [duty.at_ms for duty in owed(self.state) if isinstance(duty, d.WakeAt)]
+            wakes = [duty.at_ms for duty in self._duties() if isinstance(duty, d.WakeAt)]
         return min((at_ms for at_ms in wakes if at_ms > now_ms), default=None)

@@ -3,9 +3,9 @@ that every faster one is tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from consortium.aggregate.block import BLOCK
 from consortium.core.ids import Seat
 from consortium.core.terms import ReportValue
 from consortium.drive.contribution import Contribution, Contributions, together
@@ -53,6 +54,8 @@ class Training:
     # Who trains side by side with whom, if the engine does that. What a site gets may depend on
     # it by rounding, so it follows from the round alone: not from who is asked when, or by whom.
     groups: Sequence[Sequence[Seat]] = ()
+    # In which order rows are added up; empty: they are not, each goes its own way.
+    ranks: Mapping[Seat, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,9 @@ class Job:
 
     seats: Sequence[Seat]
     wanted: Sequence[int]
+    # Among the wanted, the first of a block that ends with them or goes on behind them: their rows
+    # can be added up where they are made. None: all of them go on with somebody else's block.
+    first_of_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +204,23 @@ def jobs_of(seats: Sequence[Seat], work: Training, at_once: int) -> list[Job]:
     """What to train for these seats, in their order: each with its group, or by itself."""
     if at_once == 1 or not work.groups:
         return [Job(part, range(len(part))) for part in in_parts(seats, at_once)]
-    group_of = {seat: group for group in work.groups for seat in group}
+    group_of = {seat: number for number, group in enumerate(work.groups) for seat in group}
     jobs = []
-    for _, some in groupby(seats, key=lambda seat: id(group_of[seat])):
-        wanted = list(some)
-        group = group_of[wanted[0]]
+    for number, some in groupby(seats, key=group_of.__getitem__):
+        wanted, group = list(some), work.groups[number]
         places = {seat: at for at, seat in enumerate(group)}
-        jobs.append(Job(group, [places[seat] for seat in wanted]))
+        before = work.groups[number - 1][-1] if number else None
+        first = _first_of_block(wanted, before, work.ranks) if work.ranks else None
+        jobs.append(Job(group, [places[seat] for seat in wanted], first))
     return jobs
+
+
+def _first_of_block(
+    wanted: Sequence[Seat], before: Seat | None, ranks: Mapping[Seat, int]
+) -> int | None:
+    """Where a block begins among the wanted. A group is no longer than a block."""
+    known = -1 if before is None else ranks[before] // BLOCK
+    return next((at for at, seat in enumerate(wanted) if ranks[seat] // BLOCK > known), None)
 
 
 def in_parts(seats: Sequence[Seat], most: int) -> Iterator[Sequence[Seat]]:

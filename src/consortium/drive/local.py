@@ -47,7 +47,7 @@ from consortium.tasks import (
     Trained,
     TrainedTogether,
 )
-from consortium.tensors import CODES, load_tensors
+from consortium.tensors import CODES, Tensors, load_tensors
 
 SEE_MORE = "run again with -vv (before the command) to see the whole error; it may show data"
 _OF_TASK = "task/"  # what the task keeps, beside what the strategy keeps
@@ -104,9 +104,13 @@ class LocalWork:
         many = self._call(here[0], "train", train, here, shared, self.engine)
         steps = self._steps_of(many, base, into)
         rows = self._rows(len(here), steps)
+        is_plain = not self.plan.strategy.is_normalised and variate is None
         for at, (made, own) in enumerate(prepared):
-            if many.records[at] is None:
+            records = many.records[at]
+            if records is None:
                 made.fail(Failure.DATA_QUALITY)
+            elif is_plain:
+                self._note(made, records, many.states[at])
             else:
                 self._fill(rows[at], made, many.at(at), steps[at], variate, own)
         return leaving(self.plan, self.layout, rows, [made for made, _ in prepared])
@@ -258,9 +262,7 @@ class LocalWork:
         """Put into a row that holds the step what the strategy sends beside it, and what stays
         beside the row."""
         strategy, site = self.plan.strategy, made.site
-        check_delta(self.plan, site, trained.records)
-        kept = {f"{_OF_TASK}{name}": array for name, array in (trained.state or {}).items()}
-        made.records, made.kept = trained.records, kept
+        kept = self._note(made, trained.records, trained.state)
         if not strategy.is_normalised and variate is None:
             return
         form = strategy.form(self.layout)
@@ -274,6 +276,13 @@ class LocalWork:
             change = -variate - step / (_steps(site, trained) * lr)
             form.part(row, VARIATE)[:] = change
             kept[VARIATE] = (own + change).astype(form.dtype)
+
+    def _note(self, made: Made, records: int, state: Tensors | None) -> dict[str, Any]:
+        """What stays beside the row, as far as the task says."""
+        check_delta(self.plan, made.site, records)
+        kept = {f"{_OF_TASK}{name}": array for name, array in state.items()} if state else {}
+        made.records, made.kept = records, kept
+        return kept
 
     def _call(self, site: Site, what: str, function: Any, *arguments: Any) -> Any:
         """Run the user's code. Its error text may carry data, so only type and place are told."""

@@ -31,9 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium import errors
+from consortium.aggregate.block import sum_of
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat
-from consortium.drive.contribution import Contributions
+from consortium.drive.contribution import Contributions, Summed
 from consortium.drive.engine import (
     Job,
     LocalEngine,
@@ -86,9 +87,11 @@ class WorkerEngine:
         slots = max(workers * _AHEAD, min(_MOST_SLOTS, _SLOTS_BYTES // max(job_bytes, 1)))
         self._models = _shared((2, layout.size), layout.dtype)
         self._rows = _shared((slots, local.at_once * form.size), form.dtype)
-        self._free = deque(range(slots))
+        self._sums = _shared((slots, form.size), np.dtype(np.float64))
+        self._free, self._used = deque(range(slots)), dict[int, int]()  # the latter by worker
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
+        self._cores = _cores(workers, local.at_once)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
         try:
@@ -114,12 +117,15 @@ class WorkerEngine:
         order = {"do": "train", "round": work.round, "variate": work.variate is not None}
         jobs = jobs_of(seats, work, self._local.at_once)
         for job, reply, slot, both in self._ask(jobs, order, work.states):
-            records = [int(count) for count in reply["records"]]
+            records: list[int] = reply["records"]
             self._records.update(zip((job.seats[at] for at in job.wanted), records, strict=True))
             rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(records)]
             failures = [Failure(code) if code else None for code in reply["failures"]]
+            both = both or [None] * (2 * len(records))
             states, packed = both[: len(records)], both[len(records) :]
-            yield Contributions(rows, records, reply["weights"], states, failures, packed)
+            made = rows, records, reply["weights"], states, failures, packed
+            first = reply["summed"]
+            yield Contributions(*made, None if first is None else Summed(first, self._sums[slot]))
 
     def evaluate(self, seats: Sequence[Seat], work: Trial) -> Generator[Scores, None, None]:
         self._models[0] = work.model
@@ -185,16 +191,29 @@ class WorkerEngine:
             if load[number] and sum(len(state or b"") for state in kept) > _AHEAD_BYTES:
                 return  # it would wait for us to take its result, and we for it to take this
             asked = waiting.pop(place)
-            slot = self._free.popleft()
-            job = {**order, "place": place, "slot": slot, "wanted": list(asked.wanted)}
-            job["seats"] = [int(seat) for seat in asked.seats]
-            job["lengths"] = [_length(state) for state in kept]
+            slot = self._slot_for(number)
+            job = {**order, "place": place, "slot": slot, "seats": list(asked.seats)}
+            job["wanted"], job["first_of_block"] = list(asked.wanted), asked.first_of_block
+            job["lengths"] = _lengths(kept)
+            worker = self._workers[number]
+            if self._cores and not load[number]:
+                _put(worker.pid, self._cores[number : number + 1])
             try:
-                self._workers[number].pipe.send_bytes(_packed(job, kept))
+                worker.pipe.send_bytes(_packed(job, kept))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
             load[number] += 1
+
+    def _slot_for(self, worker: int) -> int:
+        """The one that it used last, if that is free: the memory is in its cache."""
+        last = self._used.get(worker)
+        if last is not None and last in self._free:
+            self._free.remove(last)
+        else:
+            last = self._free.popleft()
+        self._used[worker] = last
+        return last
 
     def _work_in(self, job: Job) -> int:
         """Records of its sites, as far as they are known."""
@@ -263,8 +282,11 @@ class WorkerEngine:
                 job, state = _unpacked(pipe.recv_bytes())
             except EOFError:
                 return
+            if self._cores:
+                _put(0, self._cores)
             try:
-                reply, kept = self._work(job, _parted(state, job["lengths"]))
+                states = _parted(state, job["lengths"]) or [None] * len(job["seats"])
+                reply, kept = self._work(job, states)
             except ConsortiumError as error:
                 reply = {"error": type(error).__name__, "message": error.message}
                 reply["hint"] = error.hint
@@ -294,9 +316,35 @@ class WorkerEngine:
             "records": list(made.records),
             "weights": list(made.weights),
             "failures": [0 if failure is None else int(failure) for failure in made.failures],
+            "summed": self._summed(made, job),
         }
         both = [*made.states, *made.packed]
-        return {**told, "lengths": [_length(part) for part in both]}, both
+        return {**told, "lengths": _lengths(both)}, both
+
+    def _summed(self, made: Contributions, job: dict[str, Any]) -> int | None:
+        """Add up the rows of a block that begins with them, so that the parent need not, while
+        the workers wait for it. From which of them on; None, if there is none, or one failed."""
+        first: int | None = job["first_of_block"]
+        if first is None or any(made.failures[first:]):
+            return None
+        sum_of(made.rows[first:], made.weights[first:], out=self._sums[job["slot"]])
+        return first
+
+
+def _cores(workers: int, at_once: int) -> list[int]:
+    """The core where each worker begins a job, if there is one for each and jobs are short; else
+    none. The system at times wakes two workers on one core, and takes longer to notice than such
+    a job lasts. Where some cores are left over it chooses: another simulation may be on those
+    that we would."""
+    cores = sorted(os.sched_getaffinity(0)) if at_once > 1 else []
+    return cores if workers == len(cores) else []
+
+
+def _put(pid: int, cores: list[int]) -> None:
+    """A process runs on these cores: one while it is woken, all once it works, so that it can go
+    out of somebody else's way."""
+    with suppress(OSError):  # it is gone, which is told elsewhere, or may not
+        os.sched_setaffinity(pid, cores)
 
 
 def _give_way() -> None:
@@ -306,12 +354,15 @@ def _give_way() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _length(state: bytes | None) -> int:
-    return -1 if state is None else len(state)
+def _lengths(parts: Sequence[bytes | None]) -> list[int]:
+    """Of what is joined, -1 for nothing; none at all where there is nothing but that."""
+    if not any(part is not None for part in parts):
+        return []
+    return [-1 if part is None else len(part) for part in parts]
 
 
 def _parted(data: memoryview, lengths: Sequence[int]) -> list[bytes | None]:
-    """What was joined, by its lengths; -1 for nothing."""
+    """What was joined, by its lengths."""
     states, at = list[bytes | None](), 0
     for length in lengths:
         states.append(None if length < 0 else bytes(data[at : at + length]))

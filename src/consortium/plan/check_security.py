@@ -84,8 +84,14 @@ def _cohort(plan: Plan) -> list[Problem]:
         remedy = f"quorum = {LEAST_MASKED} or more"
         return [Problem(("federation", "quorum"), message, remedy)]
     if most is None or plan.selection.target is None:
-        message = "the ring needs to know the most sites that are ever summed"
-        return [Problem(("selection", "target"), message, f"target = {max(quorum, 10)}")]
+        message = "masked sums need to know the most sites that are ever summed"
+        return [
+            Problem(
+                ("selection", "target"),
+                message,
+                f"target = {max(quorum, 3)}    # or as many sites as take part",
+            )
+        ]
     least = threshold_for(most)
     if least > plan.selection.target:
         message = (
@@ -125,7 +131,7 @@ def _rows(plan: Plan) -> list[Problem]:
         found.append(Problem(("strategy", "clip"), message, "clip = 1.0 in [strategy]"))
     if strategy.weighing().most is None:
         message = "a weight is masked beside the update, and nothing bounds this one"
-        remedy = 'weight = "capped" with weight_cap = 1000, or weight = "uniform"'
+        remedy = 'weight = "uniform"    # or "capped", with weight_cap = 1000'
         found.append(Problem(("strategy", "weight"), message, remedy))
     bits = plan.security.bits
     if bits is not None and most is not None and bits > bits_for(most):
@@ -151,7 +157,7 @@ def _scores(plan: Plan) -> list[Problem]:
     if not plan.evaluation.enabled:
         return []
     message = "scores would come from each site by itself, beside sums that hide single sites"
-    remedy = "enabled = false, gate = false"
+    remedy = "enabled = false"
     return [Problem(("evaluation", "enabled"), message, remedy, UnsupportedPlanError)]
 
 

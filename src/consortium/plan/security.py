@@ -32,7 +32,7 @@ class SecuritySection(Section):
         default=False, description="sites mask their updates: the coordinator sees the sum alone"
     )
     phase: Duration = Field(
-        default="60s", description="how long keys, shares and answers are waited for, each"
+        default="10m", description="how long keys, shares and answers are waited for, each"
     )
     bits: int | None = Field(
         default=None,
@@ -116,11 +116,14 @@ def masked_sentences(plan: Plan) -> list[str]:
     """What is seen under masks, what is not, and what that takes."""
     noised = ", with noise," if plan.has_noise_shares else ""
     is_full = (most_sites(plan) or 0) <= FULL_UP_TO
-    holds = (
-        "fewer than a third of a round's sites work with the coordinator, even if it lies to sites"
+    some = (
+        "fewer than a third of a round's sites"
         if is_full
-        else f"at most {USUAL.colluding_percent} % of a round's sites work with the coordinator, "
-        "and it tells all sites the same of who has dropped out"
+        else f"at most {USUAL.colluding_percent} % of a round's sites"
+    )
+    holds = (
+        "the coordinator keeps to the protocol, which this version cannot force it to, and "
+        f"{some} work with it"
     )
     return [
         f"SEEN: the coordinator sees the sum{noised} of the updates of a round; which sites took "
@@ -129,7 +132,8 @@ def masked_sentences(plan: Plan) -> list[str]:
         "HIDDEN: single updates, what each site weighs and how many records it has, from the "
         "coordinator and from other sites: sites mask what they send, and the masks cancel in the "
         f"sum. That holds while {holds}. Those who do can take their own updates away from the "
-        "sum.",
+        "sum. Sites that the coordinator has made up count among them: only a site whose people "
+        "demand known sites (min_known in its policy) is safe from those.",
         "WARNING: nobody can look at an update under its mask. There is no anomaly filter and no "
         "robust rule, the length of an update is not checked, and scores are not told: a hostile "
         "site can spoil the model or hide a backdoor in it, and is not found.",

@@ -205,6 +205,8 @@ class Answers:
         data = body.model_dump_json().encode()
         spooled = p.Spool(number, digest_of(data), len(data), self._tools.clock.now_ms())
         self._tools.machine.feed(spooled)  # before it leaves
+        if self._tools.machine.owed() != work:
+            raise OnHoldError("this is not to be given any more")
         request = self._once(work, f"/v1/rounds/{number}/{route}", body, number)
         self._tools.client.send(request, Taken)
         return Event(Kind.SENT, f"round {number}: gave {what}", number)

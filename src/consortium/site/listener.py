@@ -64,6 +64,8 @@ class Listener:
         self._report_due = self._renew_due = 0.0
         self._is_connected = self._is_settled = False
         self._unmoved: s.RoundSettled | None = None  # settled in the log, not yet on the disk
+        self._secret = Notice(tools.home, "others")
+        self._declined = 0  # a round that this site will not go on with, because of the others
         self._told_early = 0  # a round whose end was told before our update was made
 
     def run(self) -> None:
@@ -297,9 +299,14 @@ class Listener:
         try:
             tools.secrets.look_at(duty, study.plan)
         except PolicyError as error:
-            if tools.machine.feed(p.Broke(duty.round, Failure.POLICY, tools.clock.now_ms())):
+            now_ms = tools.clock.now_ms()
+            self._secret.write(error, now_ms, round=duty.round)
+            tools.machine.feed(p.Broke(duty.round, Failure.POLICY, now_ms))
+            if self._declined != duty.round:  # once, however often it is asked
                 tools.tell(Event.of(Kind.DECLINED, error, round=duty.round))
+            self._declined = duty.round
             return False
+        self._secret.remove()
         return True
 
     def _is_allowed(self, invitation: Invitation, duty: d.Invitation) -> bool:
@@ -321,9 +328,14 @@ class Listener:
             return False
         if is_new and not self._is_paid(study, duty):
             return False
-        if policy.approves(duty.task):
+        if policy.approves(duty.task) and not self._drops_masks(study):
             tools.machine.feed(p.Approve(duty.task, duty.plan, tools.clock.now_ms()))
         return True
+
+    def _drops_masks(self, study: ReviewedStudy) -> bool:
+        """Whether a plan shows what earlier ones have hidden: that is nothing to be approved by a
+        list that was made before."""
+        return not study.plan.is_masked and self._tools.machine.newest(s.SumJoined) is not None
 
     def _is_paid(self, study: ReviewedStudy, duty: d.Invitation) -> bool:
         """Whether this site's own ledger can pay. One that cannot sits the round out; what a

@@ -47,7 +47,7 @@ class Members:
             )
         if not others.keys() <= before.keys():
             write_durably(self._path.resolve(), json.dumps({**before, **others}).encode())
-        found = sum(key in known for key in others.values())
+        found = len(set(others.values()) & set(known))
         if found < least_known:
             raise PolicyError(
                 f"{found} of the others are known here; {least_known} are the fewest",

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from consortium.core.account_facts import Limits
 from consortium.core.ids import Digest
@@ -152,6 +159,12 @@ class Policy(BaseModel):
         "together; unset: in the home. A ledger that was used is moved there first",
     )
 
+    @model_validator(mode="after")
+    def _can_know(self) -> Policy:
+        if self.min_known > len(self.known):
+            raise ValueError(f"min_known is {self.min_known}, and known has {len(self.known)} keys")
+        return self
+
     @property
     def limits(self) -> Limits:
         """The most that may be spent of the data set."""
@@ -239,8 +252,9 @@ def parse_policy(values: dict[str, object], where: str = "") -> Policy:
         return Policy.model_validate(values)
     except ValidationError as error:
         detail = error.errors(include_url=False, include_input=False)[0]
-        key = str(detail["loc"][0])
-        raise _wrong(key, detail["type"], detail["msg"], where) from None
+        key = str(detail["loc"][0]) if detail["loc"] else "min_known"  # the rule of two keys
+        message = detail["msg"].removeprefix("Value error, ")
+        raise _wrong(key, detail["type"], message, where) from None
 
 
 def _wrong(key: str, kind: str, message: str, where: str) -> PlanError:

@@ -268,9 +268,12 @@ def _cost(plan: Plan, purse: Purse | None) -> list[str]:
         price = epsilon if purse is None else purse.price
         account = [] if purse is None else account_lines(plan, purse)
         return [f"COST    {costs_in_words(plan, price)} together", *_indented(account)]
+    told = "an update can reveal records of this site to whoever reads it"
+    if plan.is_masked:
+        told = "sums and models can reveal something of this site to whoever reads them"
     return [
         "COST    there is no differential privacy in this plan, so no limit on what is learnt:",
-        f"{_INDENT}an update can reveal records of this site to whoever reads it",
+        f"{_INDENT}{told}",
     ]
 
 

@@ -99,6 +99,9 @@ class SecretSums:
         sheet = self._fetched(duty.round, SESSION, SessionSheet)
         agreed = self._verified(duty.round, sheet)
         _check_name(agreed.name, duty.session, "session")
+        advert = make_keys(agreed.session.name, self._me, self._secrets.seeds(duty.round))
+        if agreed.session.advert(self._me) != advert:
+            raise VerificationError("others were told keys that are not this site's")
         policy = read_policy(self._home.policy_file)
         _check_policy(policy, agreed.session, plan)
         Members(self._home.path).meet(
@@ -113,7 +116,9 @@ class SecretSums:
         who = {Seat(one.seat): one for one in sheet.sites}
         is_whole = tuple(who) == tuple(fact.seat for fact in keys) == closed.seats
         rounds = {closed.round, *(fact.round for fact in keys)}
-        if not is_whole or rounds != {number} or len(who) < len(sheet.sites):
+        keys_of = {one.key for one in sheet.sites}
+        is_single = len(who) == len(keys_of) == len(sheet.sites)  # a site sits on one seat
+        if not is_whole or rounds != {number} or not is_single:
             raise VerificationError("the session's keys are not those of the sites that it names")
         named = [(SiteId(who[fact.seat].site), fact) for fact in keys]
         held = self._home.enrolment
@@ -141,6 +146,9 @@ class SecretSums:
         _check_round(closed.round, duty.round)
         agreed = self._agreed_in(duty.round)
         members = agreed.sites(closed.members)
+        shared = _record(self._kept(duty.round, SHARING, SharingSheet).closed, SharesClosed)
+        if not members <= agreed.sites(shared.seats):
+            raise VerificationError("the split names a member that did not share its seeds")
         agreed.session.check_enough(members)
         policy = read_policy(self._home.policy_file)
         keys = {one.site: one.key for one in self._session_sheet(duty.round).sites}

@@ -14,7 +14,7 @@ from consortium.store.files import write_durably
 
 # What can be wrong at the same time, each with a file of its own: the way to the coordinator,
 # its log, the agent's own work, the task, the site's privacy budget.
-SORTS = ("way", "log", "work", "task", "budget")
+SORTS = ("way", "log", "work", "task", "budget", "others")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,9 @@ class Group:
     ) -> None:
         training = members[0].site.training
         self._form, self._training = form, training
-        sizes = [_batch_sizes(form, len(member.records), training.batch_size) for member in members]
+        counts = [len(member.records) for member in members]
+        known = {n: _batch_sizes(form, n, training.batch_size) for n in set(counts)}
+        sizes = [known[n] for n in counts]
         order = sorted(range(len(members)), key=lambda at: -len(sizes[at]))
         self.order = order  # places of the members, those with most steps first
         self._members = [members[at] for at in order]
@@ -116,19 +118,26 @@ class Group:
         (step, site). Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
-        steps, members = epochs * len(self._sizes[0]), len(self._members)
+        steps, members, starts = (
+            epochs * len(self._sizes[0]),
+            len(self._members),
+            self._stack.starts,
+        )
+        orders = [
+            [member.site.rng.permutation(count) for _ in range(epochs)]
+            for member, count in zip(self._members, map(sum, self._sizes), strict=True)
+        ]
+        if all(min(sizes) == most and len(sizes) * epochs == steps for sizes in self._sizes):
+            drawn = np.concatenate([order for own in orders for order in own])
+            rows = drawn.reshape(members, steps, most) + np.array(starts)[:, None, None]
+            return rows, np.full((steps, members), most)
         rows, counts = np.empty((members, steps, most), np.int64), np.zeros((steps, members), int)
-        for at, (member, sizes) in enumerate(zip(self._members, self._sizes, strict=True)):
-            draw, count = member.site.rng.permutation, len(member.records)
-            drawn = [draw(count) for _ in range(epochs)]
-            order = drawn[0] if epochs == 1 else np.concatenate(drawn)
+        for at, (own, sizes) in enumerate(zip(orders, self._sizes, strict=True)):
             each = sizes * epochs
             counts[: len(each), at] = each
-            if len(order) == steps * most:  # all batches are full
-                np.add(order.reshape(steps, most), self._stack.starts[at], out=rows[at])
-                continue
-            rows[at] = self._stack.starts[at]
-            rows[at, : len(each)][np.arange(most)[None, :] < np.array(each)[:, None]] += order
+            rows[at] = starts[at]
+            is_real = np.arange(most)[None, :] < np.array(each)[:, None]
+            rows[at, : len(each)][is_real] += np.concatenate(own)
         return rows, counts
 
 

@@ -47,28 +47,32 @@ class Slot:
         """Take the gradient (k, a, b) = left (k, a, n) times right (k, n, b)."""
         if self.into is None:
             return
-        k = left.shape[0]
+        k, beta, alpha = left.shape[0], self.beta, self.alpha
+        # Products that are few columns wide are slow; the same ones on their side are not.
+        is_across = right.shape[2] <= _NARROW < left.shape[1]
+        if is_across:
+            left, right = right.transpose(1, 2), left.transpose(1, 2)
         if self.is_common and k == len(self.value):
-            self.value = torch.baddbmm(self.value, left, right, beta=self.beta, alpha=self.alpha)
-            self.into, self.is_common = self.value, False
+            common = self.value.transpose(1, 2) if is_across else self.value
+            made = torch.baddbmm(common, left, right, beta=beta, alpha=alpha)
+            # From here on its memory lies on its side as well.
+            self.into = self.value = made.transpose(1, 2) if is_across else made
+            self.is_common = False
             return
         self.own()
         into = first(self.into, k)
-        if self.beta == 1.0 and right.shape[2] <= _NARROW < left.shape[1]:
-            # Products that are few columns wide are slow; the same ones on their side are not.
-            across = torch.bmm(right.transpose(1, 2), left.transpose(1, 2))
-            into.add_(across.transpose(1, 2), alpha=self.alpha)
-            return
-        into.baddbmm_(left, right, beta=self.beta, alpha=self.alpha)
+        if not is_across:
+            into.baddbmm_(left, right, beta=beta, alpha=alpha)
+        elif into.stride(1) == 1:
+            into.transpose(1, 2).baddbmm_(left, right, beta=beta, alpha=alpha)
+        else:  # a layer that stays at its site
+            self.add(torch.bmm(left, right).transpose(1, 2))
 
     def own(self) -> None:
         """Give each site a value of its own."""
         if self.is_common:
             is_taken = self.into is self.value
-            self.value, self.is_common = (
-                self.value.clone(memory_format=torch.contiguous_format),
-                False,
-            )
+            self.value, self.is_common = _own_memory(self.value), False
             self.into = self.value if is_taken else self.into
 
     def add(self, gradient: Tensor) -> None:
@@ -99,6 +103,13 @@ class Slot:
             gradient.add_(value - self.base, alpha=mu)
         if self.correction is not None:
             gradient.add_(self.correction[: len(gradient)])
+
+
+def _own_memory(value: Tensor) -> Tensor:
+    """A copy with memory for each site; narrow matrices lie on their side in it."""
+    if value.ndim == 3 and value.shape[2] <= _NARROW < value.shape[1]:
+        return value.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 class Descent(Protocol):

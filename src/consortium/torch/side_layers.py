@@ -238,12 +238,18 @@ class _Activation:
         return self._back(grad, self._saved) if wants_input else None
 
 
+def _back_through_relu(grad: Tensor, y: Tensor) -> Tensor:
+    """In place: what a layer's `backward` gives is nobody's but the layer's before it."""
+    found: Tensor = _aten.threshold_backward.grad_input(grad, y, 0, grad_input=grad)
+    return found
+
+
 def _activation(layer: Layer, may_overwrite: bool) -> SideLayer | None:
     slope, way = layer.slope, "tanh" if layer.approximates_tanh else "none"
     match layer.kind:
         case Kind.RELU:
             relu = torch.relu_ if may_overwrite else torch.relu
-            return _Activation(relu, lambda grad, y: _aten.threshold_backward(grad, y, 0))
+            return _Activation(relu, _back_through_relu)
         case Kind.LEAKY_RELU:
             return _Activation(
                 lambda x: functional.leaky_relu(x, slope),

@@ -150,7 +150,7 @@ class Ways:
         """Train at each of these sites, groups of them side by side."""
         made, groups = _Made(len(sites), shared), _Groups(shared)
         for at, site in enumerate(sites):
-            seed = int(site.rng.integers(2**63))  # as the loop draws it
+            seed = drawn_seed(site.rng)
             bench = self.workshop.known(site)
             if bench is None:
                 try:
@@ -172,6 +172,12 @@ class Ways:
             values = {name: torch.from_numpy(np.array(array)) for name, array in shared.items()}
             group.train(values, made, alone, told)
         return made.together()
+
+
+def drawn_seed(rng: np.random.Generator) -> int:
+    """What `rng.integers(2**63)` gives, as the loop draws it, in a fifth of the time: the upper
+    63 of the next 64 bits. The generators of sites give 64 at a time."""
+    return int(rng.bit_generator.random_raw()) >> 1
 
 
 def _can_be_private(form: GroupForm | None, bench: Bench) -> bool:
