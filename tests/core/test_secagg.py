@@ -17,7 +17,7 @@ from consortium.core.codec import encode
 from consortium.core.federation import decide, is_legal, owed, owed_by
 from consortium.core.ids import Seat
 from consortium.core.names import session_name, sharing_name, split_name
-from consortium.core.owing import has_answered
+from consortium.core.owing import answered_in, awaited_in, has_answered
 from consortium.core.secagg import FULL_UP_TO, answers_needed, quorum_of, two_thirds
 from consortium.core.tables import Step
 from consortium.core.terms import LEAST_MASKED, Close, Masking, Metric, Terms
@@ -89,6 +89,32 @@ def test_round_goes_through_keys_shares_updates_and_answers() -> None:
     world.finish_round()
     assert world.state.round is None and world.state.current == 1
     assert world.replayed() == world.state
+
+
+def test_who_is_waited_for_is_told_step_by_step() -> None:
+    world = five(keying)
+    told = []
+
+    def tell() -> None:
+        told.append((answered_in(world.round), awaited_in(world.round)))
+
+    world.keys(1, 2)
+    tell()
+    world.keys(3, 4, 5)
+    world.share(2)
+    tell()
+    world.share(1, 3, 4, 5)
+    world.send(5)
+    tell()
+    world.send(1, 2, 3, 4)
+    world.answer(3)
+    tell()
+    assert told == [
+        ([1, 2], [3, 4, 5]),
+        ([2], [1, 3, 4, 5]),
+        ([5], [1, 2, 3, 4]),
+        ([3], [1, 2, 4, 5]),
+    ]
 
 
 def test_sum_is_lifted_by_what_is_on_record() -> None:
