@@ -63,7 +63,7 @@ def test_a_site_weighs_what_the_plan_allows(weight: float) -> None:
         (Weighting.UNIFORM, 1.0, 1e9),
         (Weighting.CAPPED, 0.5, 1.1),
         (Weighting.SAMPLES, 1000.0, 1e13),
-        (Weighting.SQRT, 30.0, 1e7),
+        (Weighting.SQRT, 10.0, 1e7),
     ],
 )
 def test_every_weighting_has_its_limits(by: Weighting, good: float, bad: float) -> None:
