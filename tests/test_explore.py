@@ -133,6 +133,11 @@ CAUGHT_BY = {
     "the list of sharers changes after sharing": "the_session_never_changes",
     "the session changes while seeds are shared": "the_session_never_changes",
     "sites train though too few have shared": "a_secret_sum_has_its_quorum",
+    "the signature of a site that is no member counts": "only_members_sign",
+    "members are asked when too few have signed the split": "exchanges_close_when_they_are_due",
+    "members are asked before anybody has signed": "a_secret_sum_has_its_quorum",
+    "a second signature replaces the first": "only_members_sign",
+    "members are asked at the deadline, agreed or not": "exchanges_close_when_they_are_due",
     "the answer of a site that is no member counts": "only_members_answer",
     "a second answer replaces the first": "only_members_answer",
     "a secret sum is made with too few answers": "exchanges_close_when_they_are_due",
@@ -148,13 +153,18 @@ TINY_MASKED = small.Small(
     Alphabet(sites=3, seeds=SEEDS[:1], outcomes=(f.Outcome.ACCEPTED,), is_cancelled=False),
 )
 CAUGHT_AT_SITE = {
-    "a site answers by a second split": "others_are_answered_for_by_one_split_a_round",
+    "a site signs a second split": "one_split_a_round_is_signed",
+    "a site answers by a second split": "answers_are_by_the_split_that_was_signed",
+    "a site answers by a split that it has not signed": "answers_are_by_the_split_that_was_signed",
+    "a site answers before it has seen others' signatures": (
+        "answers_are_by_the_split_that_was_signed"
+    ),
     "a site remembers its split in memory alone": "decide_changes_nothing",
     "a site shares its seeds in a second session": "seeds_are_shared_in_one_session_a_round",
     "a site masks by a second list of sharers": "pins_stay",
     "a site sends a second update under one mask": "a_round_has_one_masked_update",
     "a site sends plainly what was to be masked": "pins_stay",
-    "a site answers before it has sent": "steps_follow_each_other",
+    "a site signs before it has sent": "steps_follow_each_other",
     "a site keeps its pins for the next round": "a_new_round_begins_with_nothing",
     "a site joins a round that it has left": "pins_stay",
     "a site comes back to an older round": "rounds_go_forwards",

@@ -185,7 +185,7 @@ def test_secret_sums_lose_sites_and_fail_in_every_step() -> None:
                     seen[fact.reason.name] += 1
                 case _:
                     pass
-    reasons = {"NO_QUORUM", "MEMBER_REVOKED", "CANCELLED", "AGGREGATION"}
+    reasons = {"NO_QUORUM", "MEMBER_REVOKED", "CANCELLED", "AGGREGATION", "NOT_AGREED"}
     sums = {"left out while sharing", "sum without all who shared", "sum of all"}
     assert seen.keys() >= reasons | sums, seen
 

@@ -307,6 +307,9 @@ class World:
     def _shares(self, path: str, person: Person) -> dict[str, Any]:
         return {"session": "5" * 64, "sealed": ""}
 
+    def _consent(self, path: str, person: Person) -> dict[str, Any]:
+        return {"split": "5" * 64, "signature": "6" * 128}
+
     def _answer(self, path: str, person: Person) -> dict[str, Any]:
         return {"split": "5" * 64, "shares": ""}
 
@@ -355,6 +358,7 @@ _SPECIAL = {
     ("POST", "/v1/rounds/{number}/score"): "_score",
     ("POST", "/v1/rounds/{number}/keys"): "_keys",
     ("POST", "/v1/rounds/{number}/shares"): "_shares",
+    ("POST", "/v1/rounds/{number}/consent"): "_consent",
     ("POST", "/v1/rounds/{number}/answer"): "_answer",
     ("POST", "/federated/client/register"): "_register",
     ("POST", f"{_F}/invites"): "_invite",

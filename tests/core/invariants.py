@@ -54,16 +54,21 @@ def _check_secret(one: Round) -> None:
     assert one.sharers.keys() <= one.shares.keys(), "a sharer whose shares are not there"
     assert one.answers.keys() <= one.members.keys(), "a site answers that is no member"
     assert one.lifters.keys() <= one.answers.keys()
+    assert one.consents.keys() <= one.members.keys(), "a site signs that is no member"
+    assert one.agreed.keys() <= one.consents.keys()
     owned = [key for held in one.keys.values() for key in (held.mask_key, held.seal_key)]
     assert len(set(owned)) == len(owned), "one key is there twice"
     if one.session is not None:
-        assert 3 <= one.quorum <= len(known) < 2 * one.quorum, "a minority could be summed"
+        is_enough = 2 * len(known) <= 3 * one.quorum
+        assert 3 <= one.quorum <= len(known) and is_enough, "too few could be summed"
     if one.split is not None:
         assert one.members.keys() <= one.sharers.keys(), "a member that did not share"
         assert len(one.members) >= one.quorum, "fewer members than a session's quorum"
     assert (one.split is not None) == bool(one.sharing and one.members), "a split is told once"
+    if one.answers or one.step is Step.UNMASKING:
+        assert 3 * len(one.agreed) >= 2 * len(known), "asked before enough have signed"
     if one.lifters:
-        assert 2 * len(one.lifters) > len(known), "too few answers"
+        assert 3 * len(one.lifters) >= 2 * len(known), "too few answers"
 
 
 def _check_phase(one: Round) -> None:
@@ -90,7 +95,7 @@ def _check_against_roster(state: Federation, one: Round) -> None:
     is_buffered = state.terms is not None and state.terms.is_buffered
     for seat in (*one.waiting, *one.unchecked) if is_buffered else ():
         assert seat in state.roster, "a revoked site would pass on"
-    if is_training or one.step in (Step.SCREENING, Step.UNMASKING, Step.SUMMING):
+    if is_training or one.step in (Step.SCREENING, Step.AGREEING, Step.UNMASKING, Step.SUMMING):
         live = one.accepted if is_training else one.members
         for seat in (*live, *(one.waiting if is_training else ())):
             assert seat in state.roster, "a revoked site would be counted"

@@ -16,6 +16,7 @@ from consortium.core.duties import Aggregate, Judge, Screen
 from consortium.core.facts import Departure, Failure, Fault, Outcome
 from consortium.core.federation import decide, evolve, is_legal, owed, replay
 from consortium.core.ids import Digest, Seat, SiteId
+from consortium.core.secagg import two_thirds
 from consortium.core.state import Federation, Round
 from consortium.core.terms import Masking, Metric, Terms
 
@@ -156,6 +157,14 @@ class World:
             facts += self.give(i.GiveShares(number, Seat(seat), shares, None, self.now_ms))
         return facts
 
+    def agree(self, *seats: int, name: str = "") -> tuple[Any, ...]:
+        """Signatures on the split; without seats, of as many members as it takes."""
+        number, facts = self.state.last_number, tuple[Any, ...]()
+        for seat in seats or list(self.round.members)[: two_thirds(len(self.round.keys))]:
+            signature = 2 * digest(name or f"signature {seat}")
+            facts += self.give(i.GiveConsent(number, Seat(seat), signature, self.now_ms))
+        return facts
+
     def answer(self, *seats: int, name: str = "") -> tuple[Any, ...]:
         number, facts = self.state.last_number, tuple[Any, ...]()
         for seat in seats:
@@ -226,9 +235,15 @@ def masked_training(sites: int = 4, terms: Terms = MASKED) -> World:
     return world
 
 
-def unmasking(sites: int = 4, terms: Terms = MASKED) -> World:
+def agreeing(sites: int = 4, terms: Terms = MASKED) -> World:
     world = masked_training(sites, terms)
     world.send(*world.round.invited, norm=None)
+    return world
+
+
+def unmasking(sites: int = 4, terms: Terms = MASKED) -> World:
+    world = agreeing(sites, terms)
+    world.agree()
     return world
 
 

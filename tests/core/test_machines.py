@@ -180,7 +180,7 @@ class Coordinator(RuleBasedStateMachine):
             self.give(i.OpenRound(self.now_ms))
         elif one.step is Step.INITIALIZED:
             self.give(i.Drawn(self.number, self.rng.randbytes(32), self.now_ms))
-        elif one.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+        elif one.step in (Step.KEYING, Step.SHARING, Step.AGREEING, Step.UNMASKING):
             self._exchange(one, share, is_odd)
         elif one.step is Step.TRAINING:
             self._train(one, share, is_odd)
@@ -202,9 +202,9 @@ class Coordinator(RuleBasedStateMachine):
                 self.give(i.Denied(duty.round, frees, self.now_ms))
 
     def _exchange(self, one: Round, share: float, is_odd: bool) -> None:
-        """Keys, shares and answers; some sites say that they cannot go on."""
+        """Keys, shares, signatures and answers; some sites say that they cannot go on."""
         step, number = one.step, one.number
-        seats = one.members if step is Step.UNMASKING else one.waiting
+        seats = one.members if step in (Step.AGREEING, Step.UNMASKING) else one.waiting
         for seat in self.some(seats, share):
             if is_odd and self.rng.random() < 0.05:
                 self.give(i.Fail(number, seat, Failure.RESOURCES, None, self.now_ms))
@@ -213,6 +213,9 @@ class Coordinator(RuleBasedStateMachine):
             elif step is Step.SHARING:
                 told = digest(f"shares {number} {seat}")
                 self.give(i.GiveShares(number, seat, told, None, self.now_ms))
+            elif step is Step.AGREEING:
+                told = digest(f"signature {number} {seat}")
+                self.give(i.GiveConsent(number, seat, 2 * told, self.now_ms))
             else:
                 told = digest(f"answer {number} {seat}")
                 self.give(i.GiveAnswer(number, seat, told, None, self.now_ms))

@@ -38,6 +38,7 @@ from .small import (
     START_MS,
     TERMS,
     World,
+    agreeing,
     digest,
     keying,
     keys_of,
@@ -72,7 +73,7 @@ def five(make: Any) -> World:
 # ---- the whole of it ----------------------------------------------------------------
 
 
-def test_round_goes_through_keys_shares_updates_and_answers() -> None:
+def test_round_goes_through_keys_shares_updates_signatures_and_answers() -> None:
     world = keying()
     assert world.round.step is Step.KEYING and world.round.deadline_ms == START_MS + PHASE_MS
     assert kinds(world.keys(1, 2, 3)) == [m.KeysReceived] * 3
@@ -82,7 +83,10 @@ def test_round_goes_through_keys_shares_updates_and_answers() -> None:
     assert world.round.deadline_ms == START_MS + MASKED.duration_ms
     world.send(1, 2, 3)
     assert kinds(world.send(4)) == [f.UpdateReceived, f.UpdateAccepted, f.RoundClosed]
-    assert world.round.step is Step.UNMASKING
+    assert world.round.step is Step.AGREEING
+    assert kinds(world.agree(1, 2)) == [m.ConsentReceived] * 2
+    assert kinds(world.agree(4)) == [m.ConsentReceived, m.ConsentsClosed]
+    assert world.round.step is Step.UNMASKING and list(world.round.agreed) == [1, 2, 4]
     assert kinds(world.answer(1, 2)) == [m.AnswerReceived] * 2
     assert kinds(world.answer(3)) == [m.AnswerReceived, m.AnswersClosed]
     assert world.round.step is Step.SUMMING
@@ -107,12 +111,16 @@ def test_who_is_waited_for_is_told_step_by_step() -> None:
     world.send(5)
     tell()
     world.send(1, 2, 3, 4)
+    world.agree(2)
+    tell()
+    world.agree(3, 4, 5)
     world.answer(3)
     tell()
     assert told == [
         ([1, 2], [3, 4, 5]),
         ([2], [1, 3, 4, 5]),
         ([5], [1, 2, 3, 4]),
+        ([2], [1, 3, 4, 5]),
         ([3], [1, 2, 4, 5]),
     ]
 
@@ -121,6 +129,7 @@ def test_sum_is_lifted_by_what_is_on_record() -> None:
     world = five(masked_training)
     world.dismiss(2)  # others masked with it
     world.send(1, 3, 4, 5)
+    world.agree()
     world.answer(1, 3, 4, 5)
     (duty,) = owed(world.state)
     assert isinstance(duty, d.Aggregate) and duty.lifting is not None
@@ -386,13 +395,20 @@ def test_who_did_not_share_cannot_send() -> None:
 # ---- the split ----------------------------------------------------------------------
 
 
-def test_nothing_is_asked_before_the_split_is_on_record() -> None:
+def test_nothing_is_asked_before_the_split_is_on_record_and_signed() -> None:
     world = five(keying)
     for step in (world.keys, world.share, world.send):
         step(1, 2, 3, 4)
         assert d.Unmask not in asked(world).values() and world.round.split is None
         step(5)
-    assert asked(world) == dict.fromkeys((1, 2, 3, 4, 5), d.Unmask)
+    assert asked(world) == dict.fromkeys((1, 2, 3, 4, 5), d.Agree)
+    split = world.round.split
+    assert split is not None
+    assert owed_by(world.state, Seat(1)) == d.Agree(1, Seat(1), split, START_MS + PHASE_MS)
+    world.agree(1, 2, 3)
+    assert asked(world) == dict.fromkeys((4, 5), d.Agree), "three of five are too few"
+    world.agree(4)
+    assert asked(world) == dict.fromkeys((1, 2, 3, 4, 5), d.Unmask), "also of who has not signed"
     duties = [owed_by(world.state, Seat(seat)) for seat in (1, 2)]
     assert duties[0] == d.Unmask(1, Seat(1), world.round.split, START_MS + PHASE_MS)  # type: ignore[arg-type]
     assert duties[1] is not None and duties[1].deadline_ms == START_MS + PHASE_MS
@@ -402,11 +418,12 @@ def test_late_update_is_in_no_sum_and_changes_no_split() -> None:
     world = five(masked_training)
     world.send(1, 2, 3, 4)
     world.tick(START_MS + FIVE.duration_ms + 1)
-    assert world.round.step is Step.UNMASKING
+    assert world.round.step is Step.AGREEING
     split = world.round.split
-    for make in (world.submit, world.answer):
+    for make in (world.submit, world.agree, world.answer):
         with pytest.raises(Refusal):
             make(5)
+    world.agree()
     world.answer(1, 2, 3)
     world.answer(4)
     assert world.round.split == split and list(world.round.members) == [1, 2, 3, 4]
@@ -418,7 +435,7 @@ def test_update_received_and_not_checked_in_time_is_dropped() -> None:
     world.send(1, 2, 3, 4)
     world.submit(5)
     world.tick(START_MS + FIVE.duration_ms + FIVE.grace_ms + 1)
-    assert world.round.step is Step.UNMASKING and list(world.round.members) == [1, 2, 3, 4]
+    assert world.round.step is Step.AGREEING and list(world.round.members) == [1, 2, 3, 4]
     world.check(5)
     assert list(world.round.members) == [1, 2, 3, 4]
     found = receipt(world.state, 1, Seat(5))
@@ -449,6 +466,58 @@ def test_site_that_fails_while_it_trains_is_dropped_and_no_backup_comes() -> Non
     facts = world.fail(second)
     assert kinds(facts) == [f.SiteDropped, f.RoundFailed], "two of four are too few"
     assert len(rest) == 2
+
+
+# ---- signatures ---------------------------------------------------------------------
+
+
+def test_the_same_signature_again_is_old_news_and_another_is_refused() -> None:
+    world = agreeing()
+    world.agree(1)
+    assert world.agree(1) == ()
+    with pytest.raises(AlreadySubmittedError):
+        world.agree(1, name="others")
+    world.agree(2, 3)
+    assert world.agree(1) == ()
+    with pytest.raises(DeadlineExpiredError):
+        world.agree(4)
+    assert list(world.round.agreed) == [1, 2, 3]
+
+
+def test_only_members_sign_and_with_a_whole_signature() -> None:
+    world = five(masked_training)
+    with pytest.raises(DeadlineExpiredError):
+        world.agree(1)
+    world.fail(5)
+    world.send(1, 2, 3, 4)
+    for seat in (5, 9):
+        with pytest.raises(UnauthorizedClientError):
+            world.agree(seat)
+    with pytest.raises(InvalidInputError):
+        world.give(i.GiveConsent(1, Seat(1), bytes(63), START_MS))
+
+
+def test_round_fails_when_members_do_not_sign_the_same() -> None:
+    world = five(agreeing)
+    world.agree(1, 2, 3)
+    assert world.tick(START_MS + PHASE_MS) == ()
+    assert world.tick(LATE_MS)[0].reason is f.RoundEnd.NOT_AGREED, "three of five are too few"
+
+
+def test_forged_signatures_are_not_legal() -> None:
+    world = five(agreeing)
+    world.agree(1, 2, 3)
+    fine = m.ConsentReceived(1, Seat(4), bytes(64), START_MS)
+    assert is_legal(world.state, fine)
+    assert not is_legal(world.state, replace(fine, seat=Seat(1)))
+    assert not is_legal(world.state, replace(fine, seat=Seat(9)))
+    closed = m.ConsentsClosed(1, seats(1, 2, 3), LATE_MS, START_MS)
+    assert not is_legal(world.state, closed), "three of five are too few"
+    four = world.state.clone()
+    assert four.round is not None
+    four.round.consents[Seat(4)] = fine
+    assert is_legal(four, replace(closed, seats=seats(1, 2, 3, 4)))
+    assert not is_legal(four, closed), "all who signed are in it"
 
 
 # ---- answers ------------------------------------------------------------------------
@@ -485,7 +554,7 @@ def test_members_who_do_not_answer_are_not_waited_for_longer_than_a_phase() -> N
     world.answer(1, 2, 3)
     assert world.tick(START_MS + PHASE_MS) == ()
     failed = world.tick(LATE_MS)
-    assert failed[0].reason is f.RoundEnd.NO_QUORUM, "three of five cannot give a seed back"
+    assert failed[0].reason is f.RoundEnd.NOT_ANSWERED, "three of five cannot give a seed back"
 
 
 def test_among_many_sites_enough_answers_close_at_the_deadline() -> None:
@@ -501,24 +570,28 @@ def test_among_many_sites_enough_answers_close_at_the_deadline() -> None:
 # ---- time ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [keying, sharing, unmasking])
+@pytest.mark.parametrize("make", [keying, sharing, agreeing, unmasking])
 def test_phase_ends_after_its_deadline_and_not_at_it(make: Any) -> None:
     world = five(make)
     assert owed(world.state) == (d.WakeAt(LATE_MS),)
     assert world.tick(START_MS + PHASE_MS) == ()
-    assert world.tick(LATE_MS)[0].reason is f.RoundEnd.NO_QUORUM
+    (failed,) = world.tick(LATE_MS)
+    later = {agreeing: f.RoundEnd.NOT_AGREED, unmasking: f.RoundEnd.NOT_ANSWERED}
+    assert failed.reason is later.get(make, f.RoundEnd.NO_QUORUM)
 
 
-@pytest.mark.parametrize("make", [keying, sharing, unmasking])
+@pytest.mark.parametrize("make", [keying, sharing, agreeing, unmasking])
 def test_sites_have_the_whole_of_a_phase_after_the_coordinator_was_down(make: Any) -> None:
     world = five(make)
     awake_ms = LATE_MS + 10 * PHASE_MS
     assert world.give(i.Tick(awake_ms, awake_ms)) == ()
     assert world.give(i.Tick(awake_ms + PHASE_MS, awake_ms)) == ()
     world.now_ms = awake_ms + PHASE_MS
-    give = {keying: world.keys, sharing: world.share, unmasking: world.answer}[make]
-    needed = (1, 2, 3, 4) if make is unmasking else (1, 2, 3, 4, 5)
-    assert kinds(give(*needed))[-1] in (m.KeysClosed, m.SharesClosed, m.AnswersClosed)
+    gives = {keying: world.keys, sharing: world.share, agreeing: world.agree}
+    give = gives.get(make, world.answer)
+    needed = (1, 2, 3, 4) if make in (agreeing, unmasking) else (1, 2, 3, 4, 5)
+    closings = (m.KeysClosed, m.SharesClosed, m.ConsentsClosed, m.AnswersClosed)
+    assert kinds(give(*needed))[-1] in closings
     other = five(make)
     assert kinds(other.give(i.Tick(awake_ms + PHASE_MS + 1, awake_ms))) == [f.RoundFailed]
 
@@ -594,7 +667,7 @@ def test_site_is_revoked_while_it_trains_and_its_update_is_not_in_the_sum() -> N
     assert 2 in world.round.sharers, "its masks are in what others sent"
 
 
-@pytest.mark.parametrize("make", [unmasking, masked_summing])
+@pytest.mark.parametrize("make", [agreeing, unmasking, masked_summing])
 def test_member_revoked_after_the_split_ends_the_round(make: Any) -> None:
     world = make()
     split, members = world.round.split, list(world.round.members)
@@ -610,6 +683,7 @@ def test_dropped_site_revoked_after_the_split_changes_nothing(has_answers: bool)
     world = five(masked_training)
     world.fail(5)
     world.send(1, 2, 3, 4)
+    world.agree()
     if has_answers:
         world.answer(1, 2, 3, 4)
     split = world.round.split
@@ -652,6 +726,9 @@ def test_sites_are_asked_for_what_is_open() -> None:
     assert isinstance(train, d.Train) and train.sharing == world.round.sharing
     assert not train.is_urgent and train.deadline_ms == START_MS + MASKED.duration_ms
     world.send(1, 2, 3, 4)
+    world.agree(2)
+    assert asked(world) == dict.fromkeys((1, 3, 4), d.Agree)
+    world.agree(1, 4)
     world.answer(2)
     assert asked(world) == dict.fromkeys((1, 3, 4), d.Unmask)
     world.answer(1, 3)
@@ -677,6 +754,10 @@ def test_site_has_answered_once_it_gave_what_the_step_asks_for() -> None:
     assert has_answered(world.state, seat)
     world.fail(5)
     world.send(2, 3, 4)
+    assert not has_answered(world.state, seat)
+    world.agree(1)
+    assert has_answered(world.state, seat) and not has_answered(world.state, Seat(2))
+    world.agree(2, 3, 4)
     assert not has_answered(world.state, seat)
     world.answer(1)
     assert has_answered(world.state, seat) and not has_answered(world.state, Seat(5))
@@ -763,8 +844,12 @@ def test_forged_answers_are_not_legal() -> None:
     assert not is_legal(world.state, replace(fine, seat=Seat(9)))
     assert not is_legal(world.state, m.AnswersClosed(1, seats(1, 2), START_MS)), "two of five"
     world.answer(3)
-    assert is_legal(world.state, m.AnswersClosed(1, seats(1, 2, 3), START_MS))
-    assert not is_legal(world.state, m.AnswersClosed(1, seats(1, 2), START_MS))
+    assert not is_legal(world.state, m.AnswersClosed(1, seats(1, 2, 3), START_MS)), "three of five"
+    four = world.state.clone()
+    assert four.round is not None
+    four.round.answers[Seat(4)] = digest("x")
+    assert is_legal(four, m.AnswersClosed(1, seats(1, 2, 3, 4), START_MS))
+    assert not is_legal(four, m.AnswersClosed(1, seats(1, 2, 3), START_MS))
 
 
 def test_second_closing_is_not_legal() -> None:

@@ -21,6 +21,7 @@ from .test_participant import NOW, TRAIN, Site, approved
 JOIN = d.JoinSum(1, Seat(4), digest("base"), None, digest("plan"), digest("task"), 5000)
 SHARE = d.Share(1, Seat(4), digest("session"), 5000)
 MASK = replace(TRAIN, sharing=digest("sharing"))
+AGREE = d.Agree(1, Seat(4), digest("split"), 5000)
 UNMASK = d.Unmask(1, Seat(4), digest("split"), 5000)
 LATE = 6000  # later than any of them
 
@@ -72,8 +73,20 @@ def sent() -> Site:
     return site
 
 
-def unmasking() -> Site:
+def agreeing() -> Site:
     site = sent()
+    site.give(p.Asked(AGREE, NOW))
+    return site
+
+
+def agreed() -> Site:
+    site = agreeing()
+    hear(site)
+    return site
+
+
+def unmasking() -> Site:
+    site = agreed()
     site.give(p.Asked(UNMASK, NOW))
     return site
 
@@ -92,6 +105,8 @@ STAGES = {
     masking: Stage.TRAINING,
     sending: Stage.SENDING,
     sent: Stage.SENT,
+    agreeing: Stage.AGREEING,
+    agreed: Stage.AGREED,
     unmasking: Stage.UNMASKING,
     answered: Stage.SENT,
 }
@@ -108,8 +123,9 @@ def test_site_goes_from_keys_to_its_answer() -> None:
     assert sharing().work == p.SendShares(1, digest("session"))
     assert masking().work == p.TrainHere(1, digest("base"), None)
     assert sending().work == p.SendUpdate(1, digest("update"))
+    assert agreeing().work == p.SendConsent(1, digest("split"))
     assert unmasking().work == p.SendAnswer(1, digest("split"))
-    for make in (keyed, shared, sent, answered):
+    for make in (keyed, shared, sent, agreed, answered):
         assert make().work is None
     done = answered().state
     pins = (done.session, done.sharing, done.split)
@@ -127,8 +143,21 @@ def test_facts_are_those_of_each_step() -> None:
     assert pinned == s.SharersPinned(1, digest("sharing"), MASK.deadline_ms, NOW)
     site.give(p.Trained(1, digest("update"), None, 64, NOW))
     hear(site)
-    assert site.give(p.Asked(UNMASK, NOW)) == (s.SplitPinned(1, digest("split"), NOW),)
+    assert site.give(p.Asked(AGREE, NOW)) == (s.SplitPinned(1, digest("split"), NOW),)
+    assert hear(site) == (s.ConsentTold(1, NOW),)
+    assert site.give(p.Asked(UNMASK, NOW)) == (s.AgreementSeen(1, NOW),)
     assert hear(site) == (s.AnswerTold(1, NOW),)
+
+
+def test_site_that_was_not_there_to_sign_answers_all_the_same() -> None:
+    """Enough others have signed: it agrees to their split now, and to no other."""
+    for make in (sending, sent):
+        site = make()
+        facts = site.give(p.Asked(UNMASK, NOW))
+        assert facts == (s.SplitPinned(1, digest("split"), NOW), s.AgreementSeen(1, NOW))
+        assert site.work == p.SendAnswer(1, digest("split"))
+        with pytest.raises(AlreadySubmittedError):
+            site.give(p.Asked(replace(AGREE, split=digest("another")), NOW))
 
 
 def test_lost_replies_do_not_stop_a_site() -> None:
@@ -137,6 +166,7 @@ def test_lost_replies_do_not_stop_a_site() -> None:
     site.give(p.Asked(SHARE, NOW))
     site.give(p.Asked(MASK, NOW))
     site.give(p.Trained(1, digest("update"), None, 64, NOW))
+    site.give(p.Asked(AGREE, NOW))
     site.give(p.Asked(UNMASK, NOW))
     assert site.state.stage is Stage.UNMASKING
 
@@ -147,41 +177,45 @@ def test_lost_replies_do_not_stop_a_site() -> None:
 @pytest.mark.parametrize("make", STAGES)
 def test_the_same_again_is_old_news(make: Any) -> None:
     site = make()
-    for duty in (JOIN, SHARE, MASK, UNMASK):
+    for duty in (JOIN, SHARE, MASK, AGREE, UNMASK):
         other = make()
         if other.give(p.Asked(duty, NOW)):
             assert other.give(p.Asked(duty, NOW)) == ()
     reached = list(STAGES).index(make)
-    known = [JOIN, *[SHARE] * (reached >= 2), *[MASK] * (reached >= 4), *[UNMASK] * (reached >= 7)]
+    known = [JOIN, *[SHARE] * (reached >= 2), *[MASK] * (reached >= 4)]
+    known += [*[AGREE] * (reached >= 7), *[UNMASK] * (reached >= 9)]
     for duty in known:
         assert site.give(p.Asked(duty, NOW)) == ()
 
 
-@pytest.mark.parametrize("make", [sharing, shared, masking, sending, sent, unmasking, answered])
+@pytest.mark.parametrize(
+    "make", [sharing, shared, masking, sending, sent, agreed, unmasking, answered]
+)
 def test_second_session_is_refused(make: Any) -> None:
     with pytest.raises(AlreadySubmittedError):
         make().give(p.Asked(replace(SHARE, session=digest("another")), NOW))
 
 
-@pytest.mark.parametrize("make", [masking, sending, sent, unmasking, answered])
+@pytest.mark.parametrize("make", [masking, sending, sent, agreeing, unmasking, answered])
 def test_second_list_of_sharers_is_refused(make: Any) -> None:
     with pytest.raises(AlreadySubmittedError):
         make().give(p.Asked(replace(MASK, sharing=digest("another")), NOW))
 
 
-@pytest.mark.parametrize("make", [unmasking, answered])
+@pytest.mark.parametrize("make", [agreeing, agreed, unmasking, answered])
 def test_second_split_is_refused(make: Any) -> None:
-    with pytest.raises(AlreadySubmittedError):
-        make().give(p.Asked(replace(UNMASK, split=digest("another")), NOW))
+    for duty in (AGREE, UNMASK):
+        with pytest.raises(AlreadySubmittedError):
+            make().give(p.Asked(replace(duty, split=digest("another")), NOW))
 
 
 def test_nothing_is_pinned_before_its_time() -> None:
     for make, duties in (
-        (keying, (MASK, UNMASK)),
-        (keyed, (MASK, UNMASK)),
-        (sharing, (UNMASK,)),
-        (shared, (UNMASK,)),
-        (masking, (UNMASK,)),
+        (keying, (MASK, AGREE, UNMASK)),
+        (keyed, (MASK, AGREE, UNMASK)),
+        (sharing, (AGREE, UNMASK)),
+        (shared, (AGREE, UNMASK)),
+        (masking, (AGREE, UNMASK)),
     ):
         for duty in duties:
             assert make().give(p.Asked(duty, NOW)) == ()
@@ -194,6 +228,7 @@ def test_plain_round_is_neither_masked_nor_unmasked() -> None:
     assert site.give(p.Asked(SHARE, NOW)) == ()
     assert site.give(p.Asked(MASK, NOW)) == ()
     site.give(p.Trained(1, digest("update"), None, 64, NOW))
+    assert site.give(p.Asked(AGREE, NOW)) == ()
     assert site.give(p.Asked(UNMASK, NOW)) == ()
     assert site.state.session is None and site.state.split is None
 
@@ -209,7 +244,7 @@ def test_secret_round_is_never_trained_as_a_plain_one(make: Any) -> None:
     assert site.state.sharing == make().state.sharing
 
 
-@pytest.mark.parametrize("duty", [SHARE, MASK, UNMASK])
+@pytest.mark.parametrize("duty", [SHARE, MASK, AGREE, UNMASK])
 def test_other_rounds_are_refused(duty: Any) -> None:
     for number in (0, 2):
         with pytest.raises(WrongRoundError):
@@ -252,7 +287,8 @@ def test_keys_shares_and_answers_leave_whatever_the_site_thinks_is_the_time() ->
     site = approved()
     assert site.give(p.Asked(JOIN, LATE))
     assert site.give(p.Asked(SHARE, LATE))
-    assert sent().give(p.Asked(UNMASK, LATE))
+    assert sent().give(p.Asked(AGREE, LATE))
+    assert agreed().give(p.Asked(UNMASK, LATE))
 
 
 def test_deadline_of_the_training_moves() -> None:
@@ -291,7 +327,7 @@ def test_hold_and_withdrawal_give_up_what_is_under_way(make: Any) -> None:
         assert site.work == p.TellFailure(1, Failure.POLICY)
         hear(site)
         assert site.state.stage is Stage.IDLE
-        for duty in (JOIN, SHARE, MASK, UNMASK):
+        for duty in (JOIN, SHARE, MASK, AGREE, UNMASK):
             fresh = list(STAGES).index(make)
             if (duty is SHARE and fresh >= 2) or (duty is MASK and fresh >= 4):
                 assert site.give(p.Asked(duty, NOW)) == ()
@@ -299,7 +335,7 @@ def test_hold_and_withdrawal_give_up_what_is_under_way(make: Any) -> None:
             assert site.give(p.Asked(duty, NOW)) == ()
 
 
-@pytest.mark.parametrize("make", [sending, unmasking])
+@pytest.mark.parametrize("make", [sending, agreeing, unmasking])
 def test_nothing_leaves_while_the_site_is_on_hold(make: Any) -> None:
     site = make()
     owed_before = site.work
@@ -314,9 +350,16 @@ def test_answer_needs_the_approval_too(make: Any) -> None:
     for item in (p.HoldSite(NOW), p.Withdraw(digest("task"), digest("plan"), NOW)):
         site = make()
         site.give(item)
-        (failed,) = site.give(p.Asked(UNMASK, NOW))
-        assert failed == s.WorkFailed(1, Failure.POLICY, NOW)
-        assert site.state.split is None
+        for duty in (AGREE, UNMASK):
+            (failed,) = p.decide(site.state, p.Asked(duty, NOW))
+            assert failed == s.WorkFailed(1, Failure.POLICY, NOW)
+
+
+@pytest.mark.parametrize("make", [agreeing, agreed])
+def test_who_signed_and_is_on_hold_since_does_not_answer(make: Any) -> None:
+    site = make()
+    site.give(p.HoldSite(NOW))
+    assert site.give(p.Asked(UNMASK, NOW)) == (s.WorkFailed(1, Failure.POLICY, NOW),)
 
 
 @pytest.mark.parametrize("make", [keying, sharing])
@@ -328,7 +371,7 @@ def test_held_site_pins_nothing(make: Any) -> None:
     assert p.decide(held, p.Asked(duty, NOW)) == (s.WorkFailed(1, Failure.POLICY, NOW),)
 
 
-@pytest.mark.parametrize("make", [*EXCHANGING, masking, sending, unmasking])
+@pytest.mark.parametrize("make", [*EXCHANGING, masking, sending, agreeing, agreed, unmasking])
 def test_site_whose_seeds_are_lost_says_so(make: Any) -> None:
     site = make()
     assert site.give(p.Broke(1, Failure.RESOURCES, NOW))
@@ -336,14 +379,14 @@ def test_site_whose_seeds_are_lost_says_so(make: Any) -> None:
     assert site.give(p.Asked(UNMASK, NOW)) == ()
 
 
-@pytest.mark.parametrize("make", [keying, sharing, unmasking])
+@pytest.mark.parametrize("make", [keying, sharing, agreeing, unmasking])
 def test_site_that_is_turned_away_leaves_the_sum(make: Any) -> None:
     site = make()
     work = site.work
     assert site.give(p.TurnedAway(p.SendKeys(2), NOW)) == ()
     assert site.give(p.TurnedAway(work, NOW)) == (s.RoundLeft(1, NOW),)
     assert site.work is None
-    for duty in (JOIN, SHARE, MASK, UNMASK):
+    for duty in (JOIN, SHARE, MASK, AGREE, UNMASK):
         if (duty is SHARE and site.state.session) or (duty is UNMASK and site.state.split):
             continue
         assert site.give(p.Asked(duty, NOW)) == ()
@@ -352,7 +395,7 @@ def test_site_that_is_turned_away_leaves_the_sum(make: Any) -> None:
 # ---- what leaves is written down first ----------------------------------------------
 
 
-@pytest.mark.parametrize("make", [keying, sharing, unmasking])
+@pytest.mark.parametrize("make", [keying, sharing, agreeing, unmasking])
 def test_note_of_a_step_is_spooled_once(make: Any) -> None:
     site = make()
     work, note = site.work, digest("note")
@@ -364,16 +407,16 @@ def test_note_of_a_step_is_spooled_once(make: Any) -> None:
     assert site.give(p.Spool(2, note, 99, NOW)) == ()
 
 
-@pytest.mark.parametrize("make", [keyed, shared, masking, sending, sent, answered])
+@pytest.mark.parametrize("make", [keyed, shared, masking, sending, sent, agreed, answered])
 def test_no_note_is_spooled_where_none_is_asked_for(make: Any) -> None:
     assert make().give(p.Spool(1, digest("note"), 99, NOW)) == ()
 
 
 def test_every_step_has_a_note_of_its_own() -> None:
     site = keying()
-    for duty in (SHARE, UNMASK):
+    for duty in (SHARE, AGREE, UNMASK):
         assert site.give(p.Spool(1, digest(f"before {duty}"), 99, NOW))
-        if duty is UNMASK:
+        if duty is AGREE:
             site.give(p.Asked(MASK, NOW))
             site.give(p.Trained(1, digest("update"), None, 64, NOW))
         site.give(p.Asked(duty, NOW))

@@ -22,6 +22,7 @@ from .small import (
     JUDGED,
     START_MS,
     World,
+    agreeing,
     digest,
     evaluating,
     keying,
@@ -73,7 +74,7 @@ def ended() -> World:
 
 
 WORLDS = [World, ready, training, screening, screened, summing, evaluating, with_cohort, ended]
-WORLDS += [keying, sharing, masked_training, unmasking, masked_summing]
+WORLDS += [keying, sharing, masked_training, agreeing, unmasking, masked_summing]
 
 
 @pytest.mark.parametrize("make", WORLDS)

@@ -14,6 +14,7 @@ from consortium.core.tables import Standing, Step
 
 from .small import (
     JUDGED,
+    agreeing,
     digest,
     evaluating,
     keying,
@@ -82,6 +83,8 @@ def test_clone_of_a_secret_sum_shares_nothing_that_changes() -> None:
         copies.append((world.state.clone(), world.state.clone()))
         move(1, 2, 3, 4)
     copies.append((world.state.clone(), world.state.clone()))
+    world.agree()
+    copies.append((world.state.clone(), world.state.clone()))
     world.answer(1, 2, 3)
     assert all(copy == frozen for copy, frozen in copies)
 
@@ -98,6 +101,8 @@ def test_remaining_counts_whose_update_is_in_or_can_come() -> None:
 
 def test_clone_is_complete_at_every_step() -> None:
     makes = (training, screening, summing, evaluating)
-    for world in [make() for make in (*makes, keying, sharing, unmasking, masked_summing)]:
+    for world in [
+        make() for make in (*makes, keying, sharing, agreeing, unmasking, masked_summing)
+    ]:
         assert world.state.clone() == world.state == world.replayed()
         assert not world.round.is_over

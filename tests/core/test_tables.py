@@ -36,6 +36,7 @@ from .small import (
     JUDGED,
     START_MS,
     World,
+    agreeing,
     evaluating,
     founded,
     keying,
@@ -84,6 +85,7 @@ AT_STEP = {
     Step.SHARING: sharing,
     Step.TRAINING: training,
     Step.SCREENING: screening,
+    Step.AGREEING: agreeing,
     Step.UNMASKING: unmasking,
     Step.SUMMING: summing,
     Step.EVALUATING: evaluating,
@@ -186,7 +188,7 @@ def test_nobody_comes_to_a_secret_sum_later_and_nobody_is_taken_out() -> None:
     )
     closings = [step for step, kind in MASKED_ROUND if kind is f.RoundClosed]
     assert closings == [Step.TRAINING], "there is one split a round"
-    assert MASKED_ROUND[Step.TRAINING, f.RoundClosed] is Step.UNMASKING
+    assert MASKED_ROUND[Step.TRAINING, f.RoundClosed] is Step.AGREEING
 
 
 def test_nothing_leaves_a_final_step_and_every_step_can_fail() -> None:

@@ -148,7 +148,10 @@ def check_all(small: Small, sites: list[Site], facts: list[Any]) -> None:
     assert [path for site in sites for path in (site.home / "secrets").glob("*")] == []
 
 
-_SIGNED = (m.KeysReceived, m.SharesReceived, m.AnswerReceived, f.UpdateReceived, f.SiteDropped)
+_SIGNED = (
+    *(m.KeysReceived, m.SharesReceived, m.ConsentReceived, m.AnswerReceived),
+    *(f.UpdateReceived, f.SiteDropped),
+)
 
 
 def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(

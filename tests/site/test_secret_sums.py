@@ -43,6 +43,7 @@ from consortium.site.secret_sums import SecretSums
 from consortium.site.transport import Client
 from consortium.store.files import FileBlobs
 from consortium.wire.secret_sum import (
+    ConsentSheet,
     Identity,
     Sealed,
     SessionSheet,
@@ -149,10 +150,25 @@ class Scene:
         assert not site._home.blobs.has(update)
         return made
 
-    def split(self, members: tuple[int, ...]) -> d.Unmask:
+    def split(self, members: tuple[int, ...]) -> d.Agree:
         self.closed = f.RoundClosed(self.number, tuple(Seat(at + 1) for at in members), 5)
         self.sheets["split"] = SplitSheet(closed=encode(self.closed).hex())
+        return d.Agree(self.number, Seat(1), split_name(self.closed), 9)
+
+    def signed(self, at: int, asked: d.Agree) -> m.ConsentReceived:
+        """What a site signs that is told of this split."""
+        self.sites[at].look_at(asked, PLAN)
+        note = self.sites[at].consent(self.number, asked.split)
+        return m.ConsentReceived(self.number, Seat(at + 1), bytes.fromhex(note.signature), 5)
+
+    def tell_consents(self, *facts: m.ConsentReceived) -> d.Unmask:
+        self.sheets["consents"] = ConsentSheet(consents=[encode(fact).hex() for fact in facts])
         return d.Unmask(self.number, Seat(1), split_name(self.closed), 9)
+
+    def agree(self, members: tuple[int, ...]) -> d.Unmask:
+        """All members have signed the split."""
+        asked = self.split(members)
+        return self.tell_consents(*[self.signed(at, asked) for at in members])
 
 
 @pytest.fixture
@@ -168,7 +184,7 @@ def scene(tmp_path: Path) -> Scene:
 def test_sum_of_those_who_stayed_comes_out(scene: Scene) -> None:
     scene.share_all()
     made = {at: scene.mask(at, at + 1) for at in (0, 1, 3)}
-    asked = scene.split((0, 1, 3))
+    asked = scene.agree((0, 1, 3))
     for at, digest in made.items():
         scene.blobs.put(scene.sites[at]._home.blobs.get(digest))
     answers = []
@@ -200,7 +216,9 @@ def test_after_a_crash_a_site_gives_the_same_again(scene: Scene) -> None:
     assert scene.again(0).shares(NUMBER, name) == shares
     for at in range(4):
         scene.mask(at, 1)
-    asked = scene.split((0, 1, 2))
+    asked = scene.agree((0, 1, 2))
+    consent = scene.sites[0].consent(NUMBER, asked.split)
+    assert scene.again(0).consent(NUMBER, asked.split) == consent
     scene.sites[0].look_at(asked, PLAN)
     answer = scene.sites[0].answer(NUMBER, asked.split)
     assert scene.again(0).answer(NUMBER, asked.split) == answer
@@ -282,6 +300,64 @@ def test_second_split_of_a_round_is_refused_though_the_log_forgot_the_first(scen
     scene.sites[0].look_at(scene.split((0, 1, 2)), PLAN)
     with pytest.raises(VerificationError, match="has another split already"):
         scene.again(0).look_at(scene.split((0, 1, 3)), PLAN)
+
+
+def test_site_answers_only_when_two_thirds_have_signed_what_it_was_told(scene: Scene) -> None:
+    scene.share_all()
+    for at in range(4):
+        scene.mask(at, 1)
+    asked = scene.split((0, 1, 2))
+    facts = [scene.signed(at, asked) for at in (0, 1, 2)]
+    scene.sites[0].look_at(scene.tell_consents(*facts), PLAN)
+    for few in (facts[:2], [facts[0], facts[1], facts[1]], []):
+        with pytest.raises(VerificationError, match="have signed who is in the sum, and it takes"):
+            scene.again(0).look_at(scene.tell_consents(*few), PLAN)
+    for false in (
+        replace(facts[2], signature=bytes(64)),
+        replace(facts[2], seat=Seat(4)),
+        replace(facts[2], signature=facts[1].signature),
+    ):
+        with pytest.raises(SignatureError):
+            scene.again(0).look_at(scene.tell_consents(*facts[:2], false), PLAN)
+    for other, why in (
+        (replace(facts[2], round=NUMBER + 1), "another round"),
+        (replace(facts[2], seat=Seat(9)), "gave no keys"),
+    ):
+        asked_again = scene.tell_consents(*facts[:2], other)
+        with pytest.raises(VerificationError, match=why):
+            scene.again(0).look_at(asked_again, PLAN)
+
+
+def test_sites_that_were_told_different_splits_answer_neither(scene: Scene) -> None:
+    """Two of four hear of one split and two of another: no list of signatures fits a site."""
+    scene.share_all()
+    for at in range(4):
+        scene.mask(at, 1)
+    one = scene.split((0, 1, 2))
+    facts = [scene.signed(at, one) for at in (0, 1)]
+    other = scene.split((1, 2, 3))
+    facts += [scene.signed(at, other) for at in (2, 3)]
+    for at in (2, 3):
+        with pytest.raises((SignatureError, VerificationError)):
+            scene.sites[at].look_at(scene.tell_consents(*facts), PLAN)
+    scene.split((0, 1, 2))
+    for at in (0, 1):
+        with pytest.raises((SignatureError, VerificationError)):
+            scene.sites[at].look_at(scene.tell_consents(*facts), PLAN)
+
+
+def test_sites_that_were_told_of_different_sharers_sign_different_things(scene: Scene) -> None:
+    scene.share_all()
+    for at in range(4):
+        scene.mask(at, 1)
+    asked = scene.split((0, 1, 2))
+    facts = [scene.signed(at, asked) for at in (0, 1)]
+    agreed = scene.sites[2]._agreed_in(NUMBER)
+    fewer = split_of(frozenset(scene.names[:3]), scene.names[:3])  # as if the fourth never shared
+    signature = scene.keys[2].sign(fewer.to_sign(agreed.session))
+    false = m.ConsentReceived(NUMBER, Seat(3), signature, 5)
+    with pytest.raises(SignatureError):
+        scene.sites[0].look_at(scene.tell_consents(*facts, false), PLAN)
 
 
 def test_split_with_a_stranger_or_too_few_is_refused(scene: Scene) -> None:

@@ -78,6 +78,8 @@ _TELL: dict[str, Callable[[Event], str]] = {
     ),
     "SharesReceived": lambda _: "its seeds received in shares, sealed for the others",
     "SharesClosed": lambda e: f"{len(e['seats'])} sites have shared{_after(e['seats'])}",
+    "ConsentReceived": lambda _: "signed who is in the sum",
+    "ConsentsClosed": lambda e: f"{len(e['seats'])} members signed who is in the sum",
     "AnswerReceived": lambda _: "answered for the others",
     "AnswersClosed": lambda e: f"the masks can come off: {len(e['seats'])} members answered",
     "BufferingAdopted": lambda e: f"no barrier: {e['buffer']} updates move the model",

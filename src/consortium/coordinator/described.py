@@ -27,7 +27,7 @@ from consortium.wire.messages import (
     ServerStart,
     Submission,
 )
-from consortium.wire.secret_sum import AnswerNote, KeysNote, SharesNote
+from consortium.wire.secret_sum import AnswerNote, ConsentNote, KeysNote, SharesNote
 from consortium.wire.signing import AUDIENCE, DIGEST, NONCE, ROUND, SIGNATURE, SITE
 
 Body = type[BaseModel] | Literal["bytes"] | None
@@ -40,6 +40,7 @@ ACTION = "x-action"  # which action of `access` a route is
 
 _BODIES: tuple[type[BaseModel], ...] = (
     AnswerNote,
+    ConsentNote,
     Ask,
     ClientRegister,
     Enrol,

@@ -17,6 +17,7 @@ from consortium.core.roster import Member
 from consortium.core.state import Federation
 from consortium.crypto.recipes import verify
 from consortium.crypto.secure_sum.session import Advert, RoundName
+from consortium.drive.secret_sum import make_session, split_of
 from consortium.errors import ConsortiumError
 from consortium.model import digest_of
 from consortium.store.files import FileBlobs
@@ -54,6 +55,8 @@ class Evidence:
         the fact needs none. `state` is the one before the fact."""
         if isinstance(fact, m.KeysReceived):
             return self._about_keys(state, fact)
+        if isinstance(fact, m.ConsentReceived):
+            return self._about_consent(state, fact)
         if not isinstance(fact, _Answer):
             return None
         member = state.roster.members.get(fact.seat)
@@ -94,6 +97,23 @@ class Evidence:
             verify(member.key, advert.to_sign(RoundName(state.id, fact.round)), fact.signature)
         except ConsortiumError:
             return "the site did not sign these keys"
+        self._tally.count += 1
+        return None
+
+    def _about_consent(self, state: Federation, fact: m.ConsentReceived) -> str | None:
+        """As keys: every member has seen it, and answered because of it."""
+        known = state.round
+        assert known is not None, "a legal fact of a round has one"
+        named = known.named
+        keys = [(named[seat], given) for seat, given in known.keys.items()]
+        session = make_session(state.id, known.seed, known.quorum, keys)
+        members = (named[seat] for seat in known.members)
+        split = split_of({named[seat] for seat in known.sharers}, members)
+        try:
+            key = state.roster.members[fact.seat].key
+            verify(key, split.to_sign(session), fact.signature)
+        except ConsortiumError:
+            return "the site did not sign this split"
         self._tally.count += 1
         return None
 

@@ -14,6 +14,8 @@ from consortium.coordinator.routes_site import RoundPath
 from consortium.wire.messages import Taken
 from consortium.wire.secret_sum import (
     AnswerNote,
+    ConsentNote,
+    ConsentSheet,
     KeysNote,
     SessionSheet,
     SharesNote,
@@ -67,6 +69,23 @@ async def split(request: Request, number: RoundPath) -> Response:
     edge = edge_of(request)
     caller = await edge.asking(request)
     return told(await edge.threads.read(lambda: caller.desk.secret.split(caller.site, number)))
+
+
+@routes.post("/consent", **declared(Action.TAKE_PART, ConsentNote, Taken))
+async def consent(request: Request, number: RoundPath) -> Response:
+    """This member's signature on who is in the sum."""
+    edge = edge_of(request)
+    caller, body = await edge.answered(request, ConsentNote)
+    caller.in_round(number, "consent")
+    return await edge.once(caller, lambda: caller.desk.secret.consent(caller.site, number, body))
+
+
+@routes.get("/consents", **declared(Action.TAKE_PART, None, ConsentSheet))
+async def consents(request: Request, number: RoundPath) -> Response:
+    """Which members have signed who is in the sum."""
+    edge = edge_of(request)
+    caller = await edge.asking(request)
+    return told(await edge.threads.read(lambda: caller.desk.secret.consents(caller.site, number)))
 
 
 @routes.post("/answer", **declared(Action.TAKE_PART, AnswerNote, Taken))

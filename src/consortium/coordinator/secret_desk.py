@@ -18,7 +18,7 @@ from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Round
 from consortium.crypto.hazmat.agreement import check_public_key
 from consortium.crypto.recipes import verify
-from consortium.crypto.secure_sum.session import Advert, RoundName, Session
+from consortium.crypto.secure_sum.session import Advert, RoundName, Session, Split
 from consortium.drive.secret_sum import (
     check_shares_file,
     make_session,
@@ -31,6 +31,8 @@ from consortium.model import digest_of
 from consortium.wire.messages import Taken
 from consortium.wire.secret_sum import (
     AnswerNote,
+    ConsentNote,
+    ConsentSheet,
     Identity,
     KeysNote,
     Sealed,
@@ -81,6 +83,18 @@ class SecretDesk:
         self._take(i.GiveShares(number, seat, digest_of(data), None, self._now()), data, envelope)
         return Taken()
 
+    def consent(self, site: SiteRow, number: int, body: ConsentNote) -> Taken:
+        """A member's signature on the split, if it is one: others will look at it."""
+        desk, signature = self._desk, bytes.fromhex(body.signature)
+        with desk.lock:
+            seat, asked = desk.seat(site), self._asked(number)
+            _check_named(asked.split, body.split, "split")
+            _check_among(seat, asked.members)
+            session, split = self._session(asked), _split(asked)
+        verify(site.key, split.to_sign(session), signature)
+        desk.feed(i.GiveConsent(number, seat, signature, self._now()))
+        return Taken()
+
     def answer(self, site: SiteRow, number: int, body: AnswerNote, envelope: bytes) -> Taken:
         """A member's answer for the others. What it says is kept; whether it is right shows when
         the masks are taken off."""
@@ -89,9 +103,7 @@ class SecretDesk:
             seat, asked = desk.seat(site), self._asked(number)
             _check_named(asked.split, body.split, "split")
             _check_among(seat, asked.members)
-            session, named = self._session(asked), asked.named
-            sharers = {named[one] for one in asked.sharers}
-            split = split_of(sharers, (named[one] for one in asked.members))
+            session, split = self._session(asked), _split(asked)
         read_answer(session, SiteId(site.id), split, data)
         self._take(i.GiveAnswer(number, seat, digest_of(data), None, self._now()), data, envelope)
         return Taken()
@@ -152,6 +164,16 @@ class SecretDesk:
                 raise UnauthorizedClientError("this site is no member of this round")
             return SplitSheet(closed=encode(asked.closed).hex())
 
+    def consents(self, site: SiteRow, number: int) -> ConsentSheet:
+        """Who has signed the split, for a member."""
+        desk = self._desk
+        with desk.lock:
+            seat, asked = desk.seat(site), self._asked(number)
+            if not asked.agreed or seat not in asked.members:
+                raise UnauthorizedClientError("this site is not asked to answer in this round")
+            found = [asked.consents[one] for one in asked.agreed]
+        return ConsentSheet(consents=[encode(fact).hex() for fact in found])
+
     def _asked(self, number: int) -> Round:
         """The round that a site speaks of, open or just ended. Another coordinator may have gone
         further than this one: sites may have heard it from there."""
@@ -169,6 +191,11 @@ class SecretDesk:
             made = make_session(self._desk.id, asked.seed, asked.quorum, keys)
             self._made = asked.session, made
         return self._made[1]
+
+
+def _split(asked: Round) -> Split:
+    named = asked.named
+    return split_of({named[one] for one in asked.sharers}, (named[one] for one in asked.members))
 
 
 def _check_among(seat: Seat, seats: Container[Seat]) -> None:

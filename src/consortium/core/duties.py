@@ -168,8 +168,18 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Agree:
+    """A member is asked to sign who is in the sum, by this split."""
+
+    round: int
+    seat: Seat
+    split: Digest
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unmask:
-    """A member is asked for its shares of the others, by this split."""
+    """A member is asked for its shares of the others, by this split, which others have signed."""
 
     round: int
     seat: Seat
@@ -191,4 +201,4 @@ class Evaluate:
 
 Duty = WakeAt | Draw | Check | Screen | Aggregate | Judge | Release | Reserve | Settle
 Invitation = Train | JoinSum  # to train, in the end
-SiteDuty = Train | Evaluate | JoinSum | Share | Unmask
+SiteDuty = Train | Evaluate | JoinSum | Share | Agree | Unmask

@@ -1,9 +1,8 @@
 """Facts: what happened. The log of a federation is a sequence of these and nothing else.
 
-House rules: past tense; small; frozen; no tensors (they live in the blob store under
-their digest), no names of people or places, no secrets. `KIND` numbers are for ever: to
-change a meaning, add a new fact with a new number. 64–71 are those of a privacy account, which
-has a log of its own; 80–95 are those of secret sums, in `secagg_facts` (see docs/spec/facts.md).
+House rules: past tense; small; frozen; no tensors (they live in the blob store under their digest),
+no names of people or places, no secrets. `KIND` numbers are for ever: to change a meaning, add a
+new fact with a new number. 64–71 are those of a privacy account, 80–95 those of secret sums.
 """
 
 from __future__ import annotations
@@ -81,6 +80,7 @@ class RoundEnd(IntEnum):
     AGGREGATION = 4
     CANCELLED = 5
     MEMBER_REVOKED = 6
+    NOT_AGREED, NOT_ANSWERED = 7, 8  # too few members signed the split of a secret sum; answered
 
 
 class Finish(IntEnum):

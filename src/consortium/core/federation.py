@@ -165,6 +165,9 @@ def _dismiss(state: Federation, item: i.Dismiss) -> Facts:
     return (departed, *_after_departure(state, item.seat, item.now_ms))
 
 
+_AFTER_THE_SPLIT = (Step.AGREEING, Step.UNMASKING, Step.SUMMING)
+
+
 def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
     open_round, terms = state.round, state.terms
     if open_round is None or terms is None:
@@ -173,7 +176,7 @@ def _after_departure(state: Federation, seat: Seat, now_ms: int) -> Facts:
         return secagg.lose(terms, open_round, seat, now_ms)
     if open_round.step is Step.TRAINING:
         return rounds.depart(state, terms, seat, now_ms)
-    if terms.is_masked and open_round.step in (Step.UNMASKING, Step.SUMMING):
+    if terms.is_masked and open_round.step in _AFTER_THE_SPLIT:
         return secagg.depart_member(terms, open_round, seat, now_ms)
     if open_round.step in (Step.SCREENING, Step.SUMMING):
         return verdict.remove_member(open_round, terms, seat, now_ms)
@@ -257,7 +260,7 @@ def _tick(state: Federation, item: i.Tick) -> Facts:
         return _open_or_ask(state, item.now_ms) if has_sites else ()
     if open_round.step is Step.SELECTING:
         return rounds.select(state, terms, open_round, item.now_ms)
-    if open_round.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+    if open_round.step in (Step.KEYING, Step.SHARING, Step.AGREEING, Step.UNMASKING):
         return secagg.tick(terms, open_round, item)
     if open_round.step is Step.TRAINING:
         return rounds.tick(state, terms, open_round, item)
@@ -355,6 +358,7 @@ _ROUND_RULES: dict[type[Any], Callable[[Federation, Terms, Any], Facts]] = {
     i.Fail: _fail,
     i.GiveKeys: secagg.give_keys,
     i.GiveShares: secagg.give_shares,
+    i.GiveConsent: secagg.give_consent,
     i.GiveAnswer: secagg.give_answer,
     i.TrainedCohort: rounds.train_cohort,
     i.Screened: verdict.screened,

@@ -159,6 +159,16 @@ class GiveShares:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveConsent:
+    """A member's signature on the split that is on record."""
+
+    round: int
+    seat: Seat
+    signature: bytes
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GiveAnswer:
     """A member's shares of the others, by the split that is on record."""
 
@@ -311,6 +321,7 @@ Input = (
     | Score
     | GiveKeys
     | GiveShares
+    | GiveConsent
     | GiveAnswer
     | Tick
     | Drawn

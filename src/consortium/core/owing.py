@@ -191,17 +191,19 @@ def owed_by(state: Federation, seat: Seat) -> d.SiteDuty | None:
     return None
 
 
-_MASKED_STEPS = frozenset({Step.KEYING, Step.SHARING, Step.UNMASKING})
+_MASKED_STEPS = frozenset({Step.KEYING, Step.SHARING, Step.AGREEING, Step.UNMASKING})
+_OF_MEMBERS = (Step.AGREEING, Step.UNMASKING)
 
 
 def _owed_under_masks(state: Federation, open_round: Round, seat: Seat) -> d.SiteDuty | None:
     number, by_ms = open_round.number, open_round.deadline_ms
     if _has_given(open_round, seat):
         return None
-    if open_round.step is Step.UNMASKING:
+    if open_round.step in _OF_MEMBERS:
         assert open_round.split is not None
+        asks = d.Agree if open_round.step is Step.AGREEING else d.Unmask
         is_asked = seat in open_round.members
-        return d.Unmask(number, seat, open_round.split, by_ms) if is_asked else None
+        return asks(number, seat, open_round.split, by_ms) if is_asked else None
     if seat not in open_round.waiting:
         return None
     if open_round.step is Step.SHARING:
@@ -219,6 +221,8 @@ def _has_given(open_round: Round, seat: Seat) -> bool:
             return seat in open_round.keys
         case Step.SHARING:
             return seat in open_round.shares
+        case Step.AGREEING:
+            return seat in open_round.consents
         case _:
             return seat in open_round.answers
 
@@ -234,7 +238,7 @@ def awaited_in(open_round: Round) -> list[Seat]:
     """Who is waited for in the present step."""
     if open_round.step not in _MASKED_STEPS:
         return list(open_round.unheard or open_round.waiting)
-    asked = open_round.members if open_round.step is Step.UNMASKING else open_round.waiting
+    asked = open_round.members if open_round.step in _OF_MEMBERS else open_round.waiting
     return [seat for seat in asked if not _has_given(open_round, seat)]
 
 
@@ -270,6 +274,7 @@ _OWED: dict[Step, Callable[[Federation, Terms, Round], tuple[d.Duty, ...]]] = {
     Step.SHARING: _owe_waiting,
     Step.TRAINING: _owe_checks,
     Step.SCREENING: _owe_screen,
+    Step.AGREEING: _owe_waiting,
     Step.UNMASKING: _owe_waiting,
     Step.SUMMING: _owe_sum,
     Step.EVALUATING: _owe_evaluation,

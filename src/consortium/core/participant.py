@@ -8,13 +8,12 @@ is killed at any moment goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from consortium.core import duties as d
 from consortium.core import site_facts as s
+from consortium.core import site_secagg as secret
 from consortium.core.facts import Failure
-from consortium.core.ids import Digest
 from consortium.core.roster import encoded_report
 from consortium.core.site_inputs import (
     Approve,
@@ -29,6 +28,7 @@ from consortium.core.site_inputs import (
     ResumeSite,
     Scored,
     SendAnswer,
+    SendConsent,
     SendKeys,
     SendScore,
     SendShares,
@@ -44,8 +44,8 @@ from consortium.core.site_inputs import (
     TurnedAway,
     Withdraw,
 )
+from consortium.core.site_state import Participant, SiteFacts
 from consortium.core.tables import PARTICIPANT, Stage
-from consortium.core.terms import ReportValue
 from consortium.errors import (
     AlreadySubmittedError,
     DeadlineExpiredError,
@@ -68,12 +68,14 @@ __all__ = [
     "ResumeSite",
     "Scored",
     "SendAnswer",
+    "SendConsent",
     "SendKeys",
     "SendScore",
     "SendShares",
     "SendUpdate",
     "Settled",
     "Shown",
+    "SiteFacts",
     "SiteInput",
     "SiteWork",
     "Spool",
@@ -87,40 +89,8 @@ __all__ = [
     "owed",
 ]
 
-SiteFacts = tuple[s.SiteFact, ...]
-
-
-@dataclass(slots=True)
-class Participant:
-    """One site in one federation."""
-
-    approved: set[tuple[Digest, Digest]] = field(default_factory=set)  # (task, plan)
-    is_held: bool = False
-    stage: Stage = Stage.IDLE
-    round: int = 0  # the newest round that this site has dealt with
-    task: Digest | None = None
-    plan: Digest | None = None
-    base: Digest | None = None
-    deadline_ms: int = 0
-    private_state: Digest | None = None  # what the site keeps with the present model
-    pending_state: Digest | None = None  # what the newest update's training made of it
-    unsettled: int = 0  # the round of the newest update, until its end is known; 0: none
-    update: Digest | None = None
-    failure: Failure | None = None
-    model: Digest | None = None
-    score: s.ScoreSpooled | None = None
-    seen_size: int = 0  # of the coordinator's log
-    seen_root: Digest | None = None
-    report: tuple[tuple[str, ReportValue], ...] = ()  # what the site says of itself
-    account_position: int = 0  # facts that the site's own privacy account has at least
-    # What this site agreed to in a round whose sum is secret: once each, whatever it is told later.
-    session: Digest | None = None
-    sharing: Digest | None = None
-    split: Digest | None = None
-    note: Digest | None = None  # what it gives in the present step
-
-
-_LEAVING = (Stage.SENDING, Stage.SCORING, Stage.KEYING, Stage.SHARING, Stage.UNMASKING)
+_GIVING = (Stage.KEYING, Stage.SHARING, Stage.AGREEING, Stage.UNMASKING)  # to a secret sum
+_LEAVING = (Stage.SENDING, Stage.SCORING, *_GIVING)
 # Between the keys and the training of a secret sum: whoever falls out here is not in it.
 _IN_SECRET = (Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED)
 
@@ -172,15 +142,17 @@ def _asked(state: Participant, item: Asked) -> SiteFacts:
         raise DeadlineExpiredError("the invitation's deadline is over")
     match item.duty:
         case d.Train() if item.duty.sharing is not None:
-            return _asked_to_mask(state, item.duty, item.now_ms)
+            return secret.asked_to_mask(state, item.duty, item.now_ms)
         case d.Train() | d.JoinSum():
             return _invited(state, item.duty, item.now_ms)
         case d.Evaluate():
             return _asked_to_evaluate(state, item.duty, item.now_ms)
         case d.Share():
-            return _asked_to_share(state, item.duty, item.now_ms)
+            return secret.asked_to_share(state, item.duty, item.now_ms)
+        case d.Agree():
+            return secret.asked_to_agree(state, item.duty, item.now_ms)
         case _:
-            return _asked_to_unmask(state, item.duty, item.now_ms)
+            return secret.asked_to_unmask(state, item.duty, item.now_ms)
 
 
 def _invited(state: Participant, duty: d.Invitation, now_ms: int) -> SiteFacts:
@@ -205,61 +177,6 @@ def _invited(state: Participant, duty: d.Invitation, now_ms: int) -> SiteFacts:
         raise WrongRoundError(f"how round {state.unsettled} ended has not been told")
     kind = s.SumJoined if is_secret else s.InvitationTaken
     return (kind(duty.round, duty.base, duty.task, duty.plan, duty.deadline_ms, now_ms),)
-
-
-def _asked_to_share(state: Participant, duty: d.Share, now_ms: int) -> SiteFacts:
-    _check_own_round(state, duty.round)
-    if state.session is not None:
-        return _pinned(duty.session == state.session, "masks with one list of sites")
-    if state.stage not in (Stage.KEYING, Stage.KEYED):
-        return ()
-    pinned = s.SessionPinned(duty.round, duty.session, now_ms)
-    return _unless_forbidden(state, pinned, now_ms)
-
-
-def _asked_to_mask(state: Participant, duty: d.Train, now_ms: int) -> SiteFacts:
-    """Under masks a site trains once it has shared its seeds, and is told who else has."""
-    _check_own_round(state, duty.round)
-    if (duty.task, duty.plan, duty.base) != (state.task, state.plan, state.base):
-        raise AlreadySubmittedError(f"round {duty.round} was begun with another task, plan or base")
-    assert duty.sharing is not None
-    if state.sharing is not None:
-        _pinned(duty.sharing == state.sharing, "masks with one list of sites")
-        is_moved = state.stage is Stage.TRAINING and duty.deadline_ms != state.deadline_ms
-        return (s.DeadlineMoved(duty.round, duty.deadline_ms, now_ms),) if is_moved else ()
-    if state.stage not in (Stage.SHARING, Stage.SHARED):
-        return ()
-    pinned = s.SharersPinned(duty.round, duty.sharing, duty.deadline_ms, now_ms)
-    return _unless_forbidden(state, pinned, now_ms)
-
-
-def _asked_to_unmask(state: Participant, duty: d.Unmask, now_ms: int) -> SiteFacts:
-    """By one split a round: whoever got answers to two of them could read what a site sent."""
-    _check_own_round(state, duty.round)
-    if state.split is not None:
-        return _pinned(duty.split == state.split, "answers for the others once")
-    if state.sharing is None or state.stage not in (Stage.SENDING, Stage.SENT):
-        return ()
-    pinned = s.SplitPinned(duty.round, duty.split, now_ms)
-    return _unless_forbidden(state, pinned, now_ms)
-
-
-def _check_own_round(state: Participant, number: int) -> None:
-    if number != state.round:
-        raise WrongRoundError(f"this site took no part in round {number}")
-
-
-def _pinned(is_same: bool, what: str) -> SiteFacts:
-    """Old news, or another story than the one that this site was told first."""
-    if not is_same:
-        raise AlreadySubmittedError(f"in a round this site {what}, and has done so")
-    return ()
-
-
-def _unless_forbidden(state: Participant, fact: s.SiteFact, now_ms: int) -> SiteFacts:
-    if state.is_held or (state.task, state.plan) not in state.approved:
-        return (s.WorkFailed(state.round, Failure.POLICY, now_ms),)
-    return (fact,)
 
 
 def _decline(state: Participant, item: Decline) -> SiteFacts:
@@ -302,10 +219,12 @@ def _reserved(state: Participant, item: Reserved) -> SiteFacts:
 
 def _spool(state: Participant, item: Spool) -> SiteFacts:
     """One note a step: seeds give the same again, and whatever else would be a second story."""
-    if not _is_at(state, item.round, Stage.KEYING, Stage.SHARING, Stage.UNMASKING):
+    if not _is_at(state, item.round, *_GIVING):
         return ()
     if state.note is not None:
-        return _pinned(item.note == state.note, "gives one answer to each step of a secret sum")
+        return secret.pinned(
+            item.note == state.note, "gives one answer to each step of a secret sum"
+        )
     return (s.NoteSpooled(item.round, item.note, item.size_bytes, item.now_ms),)
 
 
@@ -330,8 +249,8 @@ def _scored(state: Participant, item: Scored) -> SiteFacts:
 
 def _broke(state: Participant, item: Broke) -> SiteFacts:
     # An update that is spooled may get lost before it was sent, or be forbidden meanwhile.
-    stages = (Stage.TRAINING, Stage.SENDING, Stage.EVALUATING, Stage.UNMASKING)
-    if not _is_at(state, item.round, *_IN_SECRET, *stages):
+    stages = (Stage.TRAINING, Stage.SENDING, Stage.EVALUATING, Stage.AGREED)
+    if not _is_at(state, item.round, *_IN_SECRET, *_GIVING, *stages):
         return ()
     return (s.WorkFailed(item.round, item.failure, item.now_ms),)
 
@@ -350,6 +269,8 @@ def _heard(state: Participant, item: Heard) -> SiteFacts:
             return (s.KeysTold(item.work.round, item.now_ms),)
         case SendShares():
             return (s.SharesTold(item.work.round, item.now_ms),)
+        case SendConsent():
+            return (s.ConsentTold(item.work.round, item.now_ms),)
         case SendAnswer():
             return (s.AnswerTold(item.work.round, item.now_ms),)
         case _:
@@ -414,10 +335,8 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.approved.add((fact.task, fact.plan))
         case s.ApprovalWithdrawn():
             state.approved.discard((fact.task, fact.plan))
-        case s.SiteHeld():
-            state.is_held = True
-        case s.SiteResumed():
-            state.is_held = False
+        case s.SiteHeld() | s.SiteResumed():
+            state.is_held = isinstance(fact, s.SiteHeld)
         case s.InvitationTaken() | s.SumJoined():
             _begin(state, fact.round)
             state.base, state.deadline_ms = fact.base, fact.deadline_ms
@@ -453,6 +372,8 @@ def evolve(state: Participant, fact: s.SiteFact) -> None:
             state.sharing, state.deadline_ms = fact.sharing, fact.deadline_ms
         case s.SplitPinned():
             state.split, state.note = fact.split, None
+        case s.AgreementSeen():
+            state.note = None
         case s.CheckpointWitnessed():
             state.seen_size, state.seen_root = fact.size, fact.root
     # For what was told, kept and left, the table's move is all.
@@ -491,6 +412,9 @@ def owed(state: Participant) -> SiteWork | None:
         case Stage.SHARING:
             assert state.session is not None
             return SendShares(state.round, state.session)
+        case Stage.AGREEING:
+            assert state.split is not None
+            return SendConsent(state.round, state.split)
         case Stage.UNMASKING:
             assert state.split is not None
             return SendAnswer(state.round, state.split)

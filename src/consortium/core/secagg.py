@@ -3,11 +3,14 @@
     KEYING      invited sites give keys, new in every round
     SHARING     those whose keys count share their seeds among each other
     TRAINING    those who shared send masked updates; `RoundClosed` says who is in the sum
-    UNMASKING   members give, of every member, a share of its own seed; of everybody else who had
-                shared, a share of its pairwise seed
+    AGREEING    members sign who is in the sum and who is not
+    UNMASKING   once two thirds of all have signed the same: members give, of every member, a share
+                of its own seed; of everybody else who had shared, one of its pairwise seed
 
 Whoever had both seeds of a site could read what it sent. So the split into members and dropped is
-a fact, there is one such fact a round, and nothing is asked of anybody before it is on record.
+a fact, there is one such fact a round, and nothing is asked of anybody before it is on record. A
+coordinator could still tell sites different splits. So they sign the one that they were told, and
+answer when they see two thirds of all under the same: no two splits have as many.
 
 Whose answers fit together, and what is in them, is not decided here: see `crypto.secure_sum`.
 """
@@ -129,14 +132,42 @@ def _close_shares(terms: Terms, asked: Round, seats: set[Seat], now_ms: int) -> 
     return (m.SharesClosed(asked.number, tuple(sorted(seats)), by_ms, now_ms),)
 
 
+# ---- consents -----------------------------------------------------------------------
+
+
+def give_consent(state: Federation, terms: Terms, item: i.GiveConsent) -> Facts:
+    """A member has signed the split. As soon as there are enough, all members are asked."""
+    asked = _asked_member(state, item.round, item.seat, "sign who is in the sum")
+    if len(item.signature) != SIGNATURE_BYTES:
+        raise InvalidInputError("signatures have 64 bytes")
+    held = asked.consents.get(item.seat)
+    if held is not None:
+        if held.signature == item.signature:
+            return ()
+        raise AlreadySubmittedError("this site has signed who is in the sum")
+    _check_open(asked, Step.AGREEING, item.seat in asked.members)
+    received = m.ConsentReceived(item.round, item.seat, item.signature, item.now_ms)
+    seats = {*asked.consents, item.seat}
+    if len(seats) < two_thirds(len(asked.keys)):
+        return (received,)
+    assert terms.masking is not None
+    by_ms = item.now_ms + terms.masking.phase_ms
+    return (received, m.ConsentsClosed(asked.number, tuple(sorted(seats)), by_ms, item.now_ms))
+
+
+def _asked_member(state: Federation, number: int, seat: Seat, what: str) -> Round:
+    asked = invited_round(state, number, seat)
+    if asked.split is not None and seat not in asked.members:
+        raise UnauthorizedClientError(f"only members of the round {what}")
+    return asked
+
+
 # ---- answers ------------------------------------------------------------------------
 
 
 def give_answer(state: Federation, terms: Terms, item: i.GiveAnswer) -> Facts:
     """A member answers for the others. The first answer counts."""
-    asked = invited_round(state, item.round, item.seat)
-    if asked.split is not None and item.seat not in asked.members:
-        raise UnauthorizedClientError("only members of the round answer for the others")
+    asked = _asked_member(state, item.round, item.seat, "answer for the others")
     held = asked.answers.get(item.seat)
     if held is not None:
         if held == item.answer:
@@ -184,17 +215,19 @@ def lose(terms: Terms, open_round: Round, seat: Seat, now_ms: int) -> Facts:
 
 
 def tick(terms: Terms, open_round: Round, item: i.Tick) -> Facts:
-    """While KEYING, SHARING or UNMASKING: whoever has not answered in time is left out. Sites have
-    the whole of a phase from when the coordinator was there to hear them."""
+    """While KEYING, SHARING, AGREEING or UNMASKING: whoever has not answered in time is left
+    out. Sites have the whole of a phase from when the coordinator was there to hear them."""
     assert terms.masking is not None
     ends_ms = max(open_round.deadline_ms, item.awake_ms + terms.masking.phase_ms)
     if item.now_ms <= ends_ms:
         return ()
+    if open_round.step is Step.AGREEING:
+        return fail(open_round, terms, f.RoundEnd.NOT_AGREED, item.now_ms)
     if open_round.step is not Step.UNMASKING:
         given = _given(open_round).keys() & open_round.waiting.keys()
         return _close_phase(terms, open_round, set(given), item.now_ms)
     if len(open_round.answers) < two_thirds(len(open_round.keys)):
-        return fail(open_round, terms, f.RoundEnd.NO_QUORUM, item.now_ms)
+        return fail(open_round, terms, f.RoundEnd.NOT_ANSWERED, item.now_ms)
     seats = tuple(sorted(open_round.answers))
     return (m.AnswersClosed(open_round.number, seats, item.now_ms),)
 

@@ -44,6 +44,15 @@ def _shares_closed(state: Federation, fact: m.SharesClosed) -> None:
     open_round.shared, open_round.sharing = fact, sharing_name(fact)
 
 
+def _consent_received(state: Federation, fact: m.ConsentReceived) -> None:
+    _open(state).consents[fact.seat] = fact
+
+
+def _consents_closed(state: Federation, fact: m.ConsentsClosed) -> None:
+    open_round = _open(state)
+    open_round.agreed, open_round.deadline_ms = dict.fromkeys(fact.seats), fact.deadline_ms
+
+
 def _answer_received(state: Federation, fact: m.AnswerReceived) -> None:
     _open(state).answers[fact.seat] = fact.answer
 
@@ -70,6 +79,8 @@ RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     m.KeysClosed: _keys_closed,
     m.SharesReceived: _shares_received,
     m.SharesClosed: _shares_closed,
+    m.ConsentReceived: _consent_received,
+    m.ConsentsClosed: _consents_closed,
     m.AnswerReceived: _answer_received,
     m.AnswersClosed: _answers_closed,
 }

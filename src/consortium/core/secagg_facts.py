@@ -73,6 +73,29 @@ class SharesClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsentReceived:
+    """A member signed who is in the sum and who is not, as it was told."""
+
+    KIND = 87
+    round: int
+    seat: Seat
+    signature: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentsClosed:
+    """These members signed the same split, and are two thirds of all who gave keys. No other split
+    can have as many, unless a third of all lie: so members answer by this one."""
+
+    KIND = 88
+    round: int
+    seats: Seats
+    deadline_ms: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerReceived:
     """A member gave of every other one the share that the split allows."""
 
@@ -95,5 +118,12 @@ class AnswersClosed:
 
 
 MaskedRoundFact = (
-    KeysReceived | KeysClosed | SharesReceived | SharesClosed | AnswerReceived | AnswersClosed
+    KeysReceived
+    | KeysClosed
+    | SharesReceived
+    | SharesClosed
+    | ConsentReceived
+    | ConsentsClosed
+    | AnswerReceived
+    | AnswersClosed
 )

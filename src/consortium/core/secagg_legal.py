@@ -29,12 +29,13 @@ def _keys_received(state: Federation, open_round: Round, fact: m.KeysReceived) -
 
 
 def _keys_closed(state: Federation, open_round: Round, fact: m.KeysClosed) -> bool:
-    """All who gave keys. More than half of them must be left for a sum, and never fewer than the
+    """All who gave keys. Two thirds of them must be left for a sum, and never fewer than the
     plan says: else a few could be told apart."""
     count = len(fact.seats)
     return (
         set(fact.seats) == open_round.keys.keys() & open_round.waiting.keys()
-        and LEAST_MASKED <= fact.quorum <= count < 2 * fact.quorum
+        and LEAST_MASKED <= fact.quorum <= count
+        and 2 * count <= 3 * fact.quorum
         and fact.quorum >= open_round.quorum
     )
 
@@ -48,14 +49,25 @@ def _shares_closed(state: Federation, open_round: Round, fact: m.SharesClosed) -
     return is_all and len(fact.seats) >= open_round.quorum
 
 
+def _consent_received(state: Federation, open_round: Round, fact: m.ConsentReceived) -> bool:
+    return fact.seat in open_round.members and fact.seat not in open_round.consents
+
+
+def _consents_closed(state: Federation, open_round: Round, fact: m.ConsentsClosed) -> bool:
+    """All who signed, and two thirds of those who gave keys: with fewer, others could be told
+    another split."""
+    is_all = set(fact.seats) == open_round.consents.keys()
+    return is_all and 3 * len(fact.seats) >= 2 * len(open_round.keys)
+
+
 def _answer_received(state: Federation, open_round: Round, fact: m.AnswerReceived) -> bool:
     return fact.seat in open_round.members and fact.seat not in open_round.answers
 
 
 def _answers_closed(state: Federation, open_round: Round, fact: m.AnswersClosed) -> bool:
-    """All who answered, and more than half of those who share a site's secrets."""
+    """All who answered, and two thirds of those who gave keys."""
     is_all = set(fact.seats) == open_round.answers.keys()
-    return is_all and 2 * len(fact.seats) > len(open_round.keys)
+    return is_all and 3 * len(fact.seats) >= 2 * len(open_round.keys)
 
 
 CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
@@ -63,6 +75,8 @@ CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     m.KeysClosed: _keys_closed,
     m.SharesReceived: _shares_received,
     m.SharesClosed: _shares_closed,
+    m.ConsentReceived: _consent_received,
+    m.ConsentsClosed: _consents_closed,
     m.AnswerReceived: _answer_received,
     m.AnswersClosed: _answers_closed,
 }

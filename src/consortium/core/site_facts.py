@@ -239,8 +239,7 @@ class SharersPinned:
 
 @dataclass(frozen=True, slots=True)
 class SplitPinned:
-    """Who is in the sum, and who dropped out: one split a round. This site's shares of the others,
-    one of two for each, may leave from now on, and never any other."""
+    """Who is in the sum, and who dropped out: one split a round, and this site signs no other."""
 
     KIND = 156
     round: int
@@ -259,13 +258,30 @@ class AnswerTold:
 
 @dataclass(frozen=True, slots=True)
 class NoteSpooled:
-    """What this site gives in the present step of a secret sum, keys, shares or an answer: it may
-    leave from now on, and nothing else in its place."""
+    """What this site gives in the present step of a secret sum, keys, shares, a signature or an
+    answer: it may leave from now on, and nothing else in its place."""
 
     KIND = 158
     round: int
     note: Digest
     size_bytes: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsentTold:
+    KIND = 159
+    round: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementSeen:
+    """Two thirds of all who gave keys have signed the split that this site agreed to. Its shares of
+    the others, one of two for each, may leave from now on, and never any other."""
+
+    KIND = 160
+    round: int
     at_ms: int
 
 
@@ -297,4 +313,6 @@ SiteFact = (
     | SplitPinned
     | AnswerTold
     | NoteSpooled
+    | ConsentTold
+    | AgreementSeen
 )

@@ -214,6 +214,14 @@ class SendShares:
 
 
 @dataclass(frozen=True, slots=True)
+class SendConsent:
+    """Sign who is in the sum."""
+
+    round: int
+    split: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class SendAnswer:
     round: int
     split: Digest
@@ -227,5 +235,6 @@ SiteWork = (
     | TellFailure
     | SendKeys
     | SendShares
+    | SendConsent
     | SendAnswer
 )

@@ -22,7 +22,12 @@ from consortium.core.facts import (
 )
 from consortium.core.ids import Digest, Seat, Seats, SiteId
 from consortium.core.roster import Roster
-from consortium.core.secagg_facts import KeysClosed, KeysReceived, SharesClosed
+from consortium.core.secagg_facts import (
+    ConsentReceived,
+    KeysClosed,
+    KeysReceived,
+    SharesClosed,
+)
 from consortium.core.tables import FINAL_STEPS, Standing, Step
 from consortium.core.terms import Terms
 
@@ -98,6 +103,8 @@ class Round:
     sharing: Digest | None = None  # names them
     closed: RoundClosed | None = None
     split: Digest | None = None  # names the members: the others of the sharers have dropped out
+    consents: dict[Seat, ConsentReceived] = field(default_factory=dict)
+    agreed: dict[Seat, None] = field(default_factory=dict)  # whose signatures are shown to members
     answers: dict[Seat, Digest] = field(default_factory=dict)
     lifters: dict[Seat, None] = field(default_factory=dict)  # whose answers take the masks off
 
@@ -217,6 +224,8 @@ _CONTAINERS = (
     "named",
     "shares",
     "sharers",
+    "consents",
+    "agreed",
     "answers",
     "lifters",
 )

@@ -49,6 +49,8 @@ from consortium.core.facts import (
 from consortium.core.secagg_facts import (
     AnswerReceived,
     AnswersClosed,
+    ConsentReceived,
+    ConsentsClosed,
     KeysClosed,
     KeysReceived,
     MaskingAdopted,
@@ -70,7 +72,7 @@ class Phase(Enum):
 
 
 class Step(Enum):
-    """Where exactly a round is. TRAINING has three steps, AGGREGATING six."""
+    """Where exactly a round is. TRAINING has three steps, AGGREGATING seven."""
 
     INITIALIZED = Phase.INITIALIZED, "opened; its seed is being drawn"
     SELECTING = Phase.SELECTING, "waits until enough sites are eligible"
@@ -78,6 +80,10 @@ class Step(Enum):
     SHARING = Phase.TRAINING, "they share their seeds among each other"
     TRAINING = Phase.TRAINING, "sites train; updates come in"
     SCREENING = Phase.AGGREGATING, "closed; updates that stand out are looked for, if the plan asks"
+    AGREEING = (
+        Phase.AGGREGATING,
+        "closed; the members sign who is in the sum, so that all were told the same",
+    )
     UNMASKING = (
         Phase.AGGREGATING,
         "closed; the members answer for each other, to take the masks off",
@@ -122,6 +128,8 @@ class Stage(Enum):
     KEYED = "has given keys"
     SHARING = "its shares are on their way"
     SHARED = "has shared its seeds"
+    AGREEING = "its signature on who is in the sum is on its way"
+    AGREED = "has signed who is in the sum"
     UNMASKING = "its answer for the others is on its way"
 
     __hash__ = object.__hash__
@@ -200,7 +208,10 @@ MASKED_ROUND: Moves = {
     (Step.SHARING, SiteDropped): Step.SHARING,
     (Step.SHARING, SharesClosed): Step.TRAINING,
     (Step.SHARING, RoundFailed): Step.FAILED,
-    (Step.TRAINING, RoundClosed): Step.UNMASKING,
+    (Step.TRAINING, RoundClosed): Step.AGREEING,
+    (Step.AGREEING, ConsentReceived): Step.AGREEING,
+    (Step.AGREEING, ConsentsClosed): Step.UNMASKING,
+    (Step.AGREEING, RoundFailed): Step.FAILED,
     (Step.UNMASKING, AnswerReceived): Step.UNMASKING,
     (Step.UNMASKING, AnswersClosed): Step.SUMMING,
     (Step.UNMASKING, RoundFailed): Step.FAILED,
@@ -266,16 +277,22 @@ PARTICIPANT: Moves = {
     (Stage.SHARING, site.SharesTold): Stage.SHARED,
     (Stage.SHARING, site.SharersPinned): Stage.TRAINING,
     (Stage.SHARED, site.SharersPinned): Stage.TRAINING,
-    (Stage.SENDING, site.SplitPinned): Stage.UNMASKING,
-    (Stage.SENT, site.SplitPinned): Stage.UNMASKING,
+    (Stage.SENDING, site.SplitPinned): Stage.AGREEING,
+    (Stage.SENT, site.SplitPinned): Stage.AGREEING,
+    (Stage.AGREEING, site.ConsentTold): Stage.AGREED,
+    (Stage.AGREEING, site.AgreementSeen): Stage.UNMASKING,  # the reply to its signature was lost
+    (Stage.AGREED, site.AgreementSeen): Stage.UNMASKING,
     (Stage.UNMASKING, site.AnswerTold): Stage.SENT,
     **{
         (stage, site.WorkFailed): Stage.REPORTING
-        for stage in (Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED, Stage.UNMASKING)
+        for stage in (
+            *(Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED),
+            *(Stage.AGREEING, Stage.AGREED, Stage.UNMASKING),
+        )
     },
     **{
         (stage, kind): to
-        for stage in (Stage.KEYING, Stage.SHARING, Stage.UNMASKING)
+        for stage in (Stage.KEYING, Stage.SHARING, Stage.AGREEING, Stage.UNMASKING)
         for kind, to in ((site.NoteSpooled, stage), (site.RoundLeft, Stage.IDLE))
     },
     (Stage.REPORTING, site.FailureTold): Stage.IDLE,

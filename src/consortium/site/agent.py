@@ -41,6 +41,7 @@ _ANSWERING = (
     Stage.REPORTING,
     Stage.KEYING,
     Stage.SHARING,
+    Stage.AGREEING,
     Stage.UNMASKING,
 )
 

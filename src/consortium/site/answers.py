@@ -41,7 +41,7 @@ from consortium.wire.messages import (
     Taken,
 )
 
-_InSecret = p.SendKeys | p.SendShares | p.SendAnswer
+_InSecret = p.SendKeys | p.SendShares | p.SendConsent | p.SendAnswer
 Given = p.SendUpdate | p.SendScore | p.TellFailure | _InSecret
 _FINAL = (Refusal, UpdateError, TooLargeError)  # what the coordinator will never take
 
@@ -126,7 +126,7 @@ class Answers:
                 return self._send_score(work)
             case p.TellFailure():
                 return self._tell_failure(work)
-            case p.SendKeys() | p.SendShares() | p.SendAnswer():
+            case p.SendKeys() | p.SendShares() | p.SendConsent() | p.SendAnswer():
                 return self._give_in_secret(work)
 
     def _send_update(self, work: p.SendUpdate) -> Event:
@@ -189,7 +189,7 @@ class Answers:
         return Event(Kind.FAILED, text, work.round)
 
     def _give_in_secret(self, work: _InSecret) -> Event:
-        """Keys, shares, or an answer for the others. With the answer, the round's seeds go."""
+        """Keys, shares, a signature, or an answer for the others: with it the round's seeds go."""
         number, secrets = work.round, self._tools.secrets
         body: Message
         match work:
@@ -198,6 +198,10 @@ class Answers:
             case p.SendShares():
                 route, what = "shares", "its seeds in shares, sealed for the others"
                 body = secrets.shares(number, work.session)
+            case p.SendConsent():
+                self._make_up_for_a_lost_receipt(number)
+                route, what = "consent", "its signature on who is in the sum"
+                body = secrets.consent(number, work.split)
             case p.SendAnswer():
                 self._make_up_for_a_lost_receipt(number)
                 route, what = "answer", "its shares of the others: the sum can be read"

@@ -428,8 +428,10 @@ def _is_to_be_pinned(duty: d.SiteDuty, state: p.Participant) -> bool:
     match duty:
         case d.Share():
             return state.session is None
-        case d.Unmask():
+        case d.Agree():
             return state.split is None
+        case d.Unmask():
+            return state.split is None or state.stage in (Stage.AGREEING, Stage.AGREED)
         case d.Train():
             return duty.sharing is not None and state.sharing is None
         case _:

@@ -28,8 +28,9 @@ class Sort(Enum):
     SCORE = "score"
     FAILURE = "failure"
     REPORT = "report"
-    KEYS = "keys"  # for a secret sum, as the next two
+    KEYS = "keys"  # for a secret sum, as the next three
     SHARES = "shares"
+    CONSENT = "consent"
     ANSWER = "answer"
 
 
@@ -142,7 +143,12 @@ def report_body(report: Reported) -> bytes:
     return Report(report=dict(report)).model_dump_json().encode()
 
 
-_STEPS = {s.SumJoined: Sort.KEYS, s.SessionPinned: Sort.SHARES, s.SplitPinned: Sort.ANSWER}
+_STEPS = {
+    s.SumJoined: Sort.KEYS,
+    s.SessionPinned: Sort.SHARES,
+    s.SplitPinned: Sort.CONSENT,
+    s.AgreementSeen: Sort.ANSWER,
+}
 
 
 def _made(fact: s.SiteFact, step: Sort) -> OutboxEntry | None:
@@ -174,6 +180,8 @@ def _acknowledged(fact: s.SiteFact) -> tuple[Sort, int] | None:
             return Sort.KEYS, fact.round
         case s.SharesTold() | s.SharersPinned():
             return Sort.SHARES, fact.round
+        case s.ConsentTold():
+            return Sort.CONSENT, fact.round
         case s.AnswerTold():
             return Sort.ANSWER, fact.round
         case s.ScoreTold():

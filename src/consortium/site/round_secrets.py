@@ -27,6 +27,7 @@ from consortium.store.files import sync_folder, write_durably
 
 SALT_BYTES = 32
 SEEDS, SESSION, SHARING, SPLIT = "seeds", "session", "sharing", "split"
+CONSENTS = "consents"  # who has signed the split: looked at, and not kept
 MASKED = "masked"  # the name of the one file that was masked
 
 

@@ -20,23 +20,32 @@ from consortium.core.facts import RoundClosed
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.names import session_name, sharing_name, split_name
 from consortium.core.secagg import two_thirds
-from consortium.core.secagg_facts import KeysClosed, KeysReceived, SharesClosed
+from consortium.core.secagg_facts import ConsentReceived, KeysClosed, KeysReceived, SharesClosed
 from consortium.crypto.recipes import verify
+from consortium.crypto.secure_sum.consent import check_consents
 from consortium.crypto.secure_sum.keys import make_keys
-from consortium.crypto.secure_sum.session import RoundName, Session
+from consortium.crypto.secure_sum.session import RoundName, Session, Split
 from consortium.crypto.secure_sum.site import Site
 from consortium.drive.secret_sum import answer_file, make_session, shares_file, split_of
-from consortium.errors import CodecError, CorruptStoreError, PolicyError, VerificationError
+from consortium.errors import (
+    CodecError,
+    CorruptStoreError,
+    InsufficientParticipantsError,
+    PolicyError,
+    VerificationError,
+)
 from consortium.model import Form, read_update_header
 from consortium.plan.values import Plan
 from consortium.site.home import SiteHome
 from consortium.site.members import Members
 from consortium.site.policy import Policy, read_policy
-from consortium.site.round_secrets import MASKED, SESSION, SHARING, SPLIT, RoundSecrets
+from consortium.site.round_secrets import CONSENTS, MASKED, SESSION, SHARING, SPLIT, RoundSecrets
 from consortium.site.transport import Client
 from consortium.wire.messages import read_body
 from consortium.wire.secret_sum import (
     AnswerNote,
+    ConsentNote,
+    ConsentSheet,
     KeysNote,
     SessionSheet,
     SharesNote,
@@ -90,8 +99,11 @@ class SecretSums:
                 self._take_session(duty, plan)
             case d.Train() if duty.sharing is not None:
                 self._take_sharing(duty)
+            case d.Agree():
+                self._take_split(duty)
             case d.Unmask():
                 self._take_split(duty)
+                self._look_at_consents(duty.round)
             case _:
                 pass  # there is nothing to verify beyond the plan
 
@@ -139,7 +151,7 @@ class SecretSums:
         self._agreed_in(duty.round).session.check_enough(sharers)
         self._keep(duty.round, SHARING, sheet)
 
-    def _take_split(self, duty: d.Unmask) -> None:
+    def _take_split(self, duty: d.Agree | d.Unmask) -> None:
         sheet = self._fetched(duty.round, SPLIT, SplitSheet)
         closed = _record(sheet.closed, RoundClosed)
         _check_name(split_name(closed), duty.split, "split")
@@ -155,6 +167,29 @@ class SecretSums:
         inside = {str(site): keys[site] for site in members}
         Members(self._home.path).meet(inside, self._me, policy.known, policy.min_known)
         self._keep(duty.round, SPLIT, sheet)
+
+    def _look_at_consents(self, number: int) -> None:
+        """Enough others must have signed the split that this site was told."""
+        sheet = self._fetched(number, CONSENTS, ConsentSheet)
+        facts = [_record(text, ConsentReceived) for text in sheet.consents]
+        agreed = self._agreed_in(number)
+        for fact in facts:
+            _check_round(fact.round, number)
+            agreed.sites((fact.seat,))
+        signatures = {agreed.seats[fact.seat]: fact.signature for fact in facts}
+        sites = self._session_sheet(number).sites
+        identities = {SiteId(one.site): bytes.fromhex(one.key) for one in sites}
+        try:
+            check_consents(agreed.session, self._split_in(number), signatures, identities)
+        except InsufficientParticipantsError as error:
+            raise VerificationError(error.message) from None
+
+    def _split_in(self, number: int) -> Split:
+        """Who is in the sum and who dropped out, as this site was told."""
+        agreed = self._agreed_in(number)
+        shared = _record(self._kept(number, SHARING, SharingSheet).closed, SharesClosed)
+        closed = _record(self._kept(number, SPLIT, SplitSheet).closed, RoundClosed)
+        return split_of(agreed.sites(shared.seats), agreed.sites(closed.members))
 
     # ---- what leaves ----------------------------------------------------------------
 
@@ -199,16 +234,24 @@ class SecretSums:
         blobs.drop(update)
         return made
 
+    def consent(self, number: int, split: Digest) -> ConsentNote:
+        """This site's signature on the one split that it agreed to."""
+        self._check_split(number, split)
+        told = self._split_in(number).to_sign(self._agreed_in(number).session)
+        return ConsentNote(split=split.hex(), signature=self._home.key.sign(told).hex())
+
     def answer(self, number: int, split: Digest) -> AnswerNote:
-        """This site's shares of the others, by the one split that it agreed to."""
-        agreed, site = self._half(number)
+        """This site's shares of the others, by the same split."""
+        self._check_split(number, split)
+        _, site = self._half(number)
         sheet = self._kept(number, SHARING, SharingSheet)
+        held = site.open_shares({SiteId(one.site): unpacked(one.shares) for one in sheet.sealed})
+        told = site.answer(self._split_in(number), held)
+        return AnswerNote(split=split.hex(), shares=packed(answer_file(told)))
+
+    def _check_split(self, number: int, split: Digest) -> None:
         closed = _record(self._kept(number, SPLIT, SplitSheet).closed, RoundClosed)
         _check_name(split_name(closed), split, "split")
-        sharers = agreed.sites(_record(sheet.closed, SharesClosed).seats)
-        held = site.open_shares({SiteId(one.site): unpacked(one.shares) for one in sheet.sealed})
-        told = site.answer(split_of(sharers, agreed.sites(closed.members)), held)
-        return AnswerNote(split=split.hex(), shares=packed(answer_file(told)))
 
     # ---- what is kept ---------------------------------------------------------------
 

@@ -96,7 +96,7 @@ class Worker:
             case p.SendUpdate() | p.SendScore() | p.TellFailure():
                 self._answers.give(work)
                 return True
-            case p.SendKeys() | p.SendShares() | p.SendAnswer():
+            case p.SendKeys() | p.SendShares() | p.SendConsent() | p.SendAnswer():
                 self._answers.give(work)
                 return True
             case None:

@@ -28,7 +28,8 @@ QUIET_NORM, LOUD_NORM = 1.0, 100.0
 # Duties report at these fixed times: the core compares none of them with a deadline.
 _SCREENED_MS, _SUMMED_MS = START_MS + 200, START_MS + 300
 _JUDGED_MS, _RELEASED_MS = START_MS + 600, START_MS + 700
-_KEYED_MS, _SHARED_MS, _ANSWERED_MS = START_MS + 2, START_MS + 3, START_MS + 250
+_KEYED_MS, _SHARED_MS = START_MS + 2, START_MS + 3
+_AGREED_MS, _ANSWERED_MS = START_MS + 249, START_MS + 250
 _FREES_IN_MS = 5_000  # more than any round takes
 _ANOMALIES = tuple(sorted(f.ANOMALIES))
 
@@ -319,20 +320,27 @@ def _shares_of(number: int, seat: Seat) -> i.GiveShares:
     return i.GiveShares(number, seat, digest(f"shares of {seat}"), None, _SHARED_MS)
 
 
+def _consent_of(number: int, seat: Seat, whose: str) -> i.GiveConsent:
+    half = digest(f"signature of {whose} in {number}")
+    return i.GiveConsent(number, seat, half + half, _AGREED_MS)
+
+
 def _exchanges(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
-    """Keys, shares and answers, in time, twice, others, copied, too early and too late: each at
-    one time, as the core compares none of them with a deadline."""
+    """Keys, shares, signatures and answers, in time, twice, others, copied, too early and too late:
+    each at one time, as the core compares none of them with a deadline."""
     if not terms.is_masked:
         return
     old_news = [(number, Seat(1)) for number in (at.number - 1, at.number + 1)]
     for number, seat in (*((at.number, seat) for seat in (*alphabet.seats, STRANGER)), *old_news):
         yield keys_of(number, seat)
         yield _shares_of(number, seat)
+        yield _consent_of(number, seat, str(seat))
         yield i.GiveAnswer(number, seat, digest(f"answer of {seat}"), None, _ANSWERED_MS)
     for seat in alphabet.swapping:
         yield keys_of(at.number, seat, f"another of {seat}")
         yield keys_of(at.number, seat, f"{alphabet.seats[-1]} in {at.number}")
         yield i.GiveShares(at.number, seat, digest(f"other shares {seat}"), None, _SHARED_MS)
+        yield _consent_of(at.number, seat, f"another of {seat}")
         yield i.GiveAnswer(at.number, seat, digest(f"other answer {seat}"), None, _ANSWERED_MS)
 
 

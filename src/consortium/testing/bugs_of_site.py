@@ -8,6 +8,7 @@ from typing import Any
 from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core import site_facts as s
+from consortium.core import site_secagg as secret
 from consortium.core.tables import PARTICIPANT, Stage
 from consortium.errors import AlreadySubmittedError
 from consortium.testing.patches import Patches, Plant, Wrapper
@@ -21,29 +22,63 @@ class SiteBug:
     plant: Plant
 
 
-def _answer_again(patches: Patches) -> None:
+def _sign_again(patches: Patches) -> None:
     """A second split is pinned in place of the first."""
+
+    def agree(real: Wrapper, state: p.Participant, duty: d.Agree, now_ms: int) -> Any:
+        is_other = state.split not in (None, duty.split)
+        if is_other and state.round == duty.round and state.stage is Stage.AGREED:
+            return (s.SplitPinned(duty.round, duty.split, now_ms),)
+        return real(state, duty, now_ms)
+
+    patches.attribute(secret, "asked_to_agree", agree)
+    patches.move(PARTICIPANT, (Stage.AGREED, s.SplitPinned), Stage.AGREEING)
+
+
+def _answer_again(patches: Patches) -> None:
+    """Whoever has answered answers once more, by another split."""
 
     def unmask(real: Wrapper, state: p.Participant, duty: d.Unmask, now_ms: int) -> Any:
         is_other = state.split not in (None, duty.split)
         if is_other and state.round == duty.round and state.stage is Stage.SENT:
-            return (s.SplitPinned(duty.round, duty.split, now_ms),)
+            pinned = s.SplitPinned(duty.round, duty.split, now_ms)
+            return (pinned, s.AgreementSeen(duty.round, now_ms))
         return real(state, duty, now_ms)
 
-    patches.attribute(p, "_asked_to_unmask", unmask)
+    patches.attribute(secret, "asked_to_unmask", unmask)
+
+
+def _answer_by_another(patches: Patches) -> None:
+    """It answers by the split that it is asked for, whatever it has signed."""
+
+    def unmask(real: Wrapper, state: p.Participant, duty: d.Unmask, now_ms: int) -> Any:
+        is_signed = state.stage in (Stage.AGREEING, Stage.AGREED) and state.round == duty.round
+        if is_signed and state.split != duty.split:
+            pinned = s.SplitPinned(duty.round, duty.split, now_ms)
+            return (pinned, s.AgreementSeen(duty.round, now_ms))
+        return real(state, duty, now_ms)
+
+    patches.attribute(secret, "asked_to_unmask", unmask)
+    for stage in (Stage.AGREEING, Stage.AGREED):
+        patches.move(PARTICIPANT, (stage, s.SplitPinned), Stage.AGREEING)
+
+
+def _answer_unasked(patches: Patches) -> None:
+    """Whoever has signed answers at once, without having seen that others signed the same."""
+    patches.move(PARTICIPANT, (Stage.AGREEING, s.ConsentTold), Stage.UNMASKING)
 
 
 def _pin_in_memory(patches: Patches) -> None:
-    """What split was answered is known to the process alone."""
+    """What split was signed is known to the process alone."""
 
-    def unmask(real: Wrapper, state: p.Participant, duty: d.Unmask, now_ms: int) -> Any:
+    def agree(real: Wrapper, state: p.Participant, duty: d.Agree, now_ms: int) -> Any:
         facts = real(state, duty, now_ms)
         if facts and isinstance(facts[0], s.SplitPinned):
-            state.split, state.stage = duty.split, Stage.UNMASKING
+            state.split, state.stage = duty.split, Stage.AGREEING
             return ()
         return facts
 
-    patches.attribute(p, "_asked_to_unmask", unmask)
+    patches.attribute(secret, "asked_to_agree", agree)
 
 
 def _pin_second_session(patches: Patches) -> None:
@@ -55,7 +90,7 @@ def _pin_second_session(patches: Patches) -> None:
             return real(forgotten, duty, now_ms)
         return real(state, duty, now_ms)
 
-    patches.attribute(p, "_asked_to_share", share)
+    patches.attribute(secret, "asked_to_share", share)
     for stage in (Stage.SHARING, Stage.SHARED):
         patches.move(PARTICIPANT, (stage, s.SessionPinned), Stage.SHARING)
 
@@ -72,7 +107,7 @@ def _mask_by_second_list(patches: Patches) -> None:
             assert duty.sharing is not None
             return (s.SharersPinned(duty.round, duty.sharing, duty.deadline_ms, now_ms),)
 
-    patches.attribute(p, "_asked_to_mask", mask)
+    patches.attribute(secret, "asked_to_mask", mask)
     for stage in (Stage.SENDING, Stage.SENT):
         patches.move(PARTICIPANT, (stage, s.SharersPinned), Stage.TRAINING)
 
@@ -101,13 +136,13 @@ def _train_plainly(patches: Patches) -> None:
     patches.attribute(p, "_invited", invited)
 
 
-def _answer_before_sending(patches: Patches) -> None:
-    def unmask(real: Wrapper, state: p.Participant, duty: d.Unmask, now_ms: int) -> Any:
+def _agree_before_sending(patches: Patches) -> None:
+    def agree(real: Wrapper, state: p.Participant, duty: d.Agree, now_ms: int) -> Any:
         is_early = state.stage is Stage.TRAINING and state.sharing is not None
         return real(replace(state, stage=Stage.SENT) if is_early else state, duty, now_ms)
 
-    patches.attribute(p, "_asked_to_unmask", unmask)
-    patches.move(PARTICIPANT, (Stage.TRAINING, s.SplitPinned), Stage.UNMASKING)
+    patches.attribute(secret, "asked_to_agree", agree)
+    patches.move(PARTICIPANT, (Stage.TRAINING, s.SplitPinned), Stage.AGREEING)
 
 
 def _keep_pins(patches: Patches) -> None:
@@ -142,7 +177,7 @@ def _come_back(patches: Patches) -> None:
 
 
 def _share_on_hold(patches: Patches) -> None:
-    patches.attribute(p, "_unless_forbidden", lambda real, state, fact, now_ms: (fact,))
+    patches.attribute(secret, "_unless_forbidden", lambda real, state, fact, now_ms: (fact,))
     patches.attribute(p, "_stopped", lambda real, state, now_ms: ())
 
 
@@ -162,17 +197,20 @@ def _refuse_after_lost_reply(patches: Patches) -> None:
     def share(real: Wrapper, state: p.Participant, duty: d.Share, now_ms: int) -> Any:
         return () if state.stage is Stage.KEYING else real(state, duty, now_ms)
 
-    patches.attribute(p, "_asked_to_share", share)
+    patches.attribute(secret, "asked_to_share", share)
 
 
 SITE_BUGS = (
+    SiteBug("a site signs a second split", _sign_again),
     SiteBug("a site answers by a second split", _answer_again),
+    SiteBug("a site answers by a split that it has not signed", _answer_by_another),
+    SiteBug("a site answers before it has seen others' signatures", _answer_unasked),
     SiteBug("a site remembers its split in memory alone", _pin_in_memory),
     SiteBug("a site shares its seeds in a second session", _pin_second_session),
     SiteBug("a site masks by a second list of sharers", _mask_by_second_list),
     SiteBug("a site sends a second update under one mask", _train_again),
     SiteBug("a site sends plainly what was to be masked", _train_plainly),
-    SiteBug("a site answers before it has sent", _answer_before_sending),
+    SiteBug("a site signs before it has sent", _agree_before_sending),
     SiteBug("a site keeps its pins for the next round", _keep_pins),
     SiteBug("a site joins a round that it has left", _join_again),
     SiteBug("a site comes back to an older round", _come_back),

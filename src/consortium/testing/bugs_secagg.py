@@ -95,7 +95,8 @@ def _take_revoked_member_out(patches: Patches) -> None:
 
     def depart(real: Wrapper, terms: Terms, open_round: Round, seat: Seat, now_ms: int) -> Facts:
         is_enough = len(open_round.members) > open_round.quorum
-        if seat in open_round.members and is_enough:
+        is_asked = open_round.step is not Step.AGREEING
+        if seat in open_round.members and is_enough and is_asked:
             return (f.MemberRemoved(open_round.number, seat, now_ms),)
         facts: Facts = real(terms, open_round, seat, now_ms)
         return facts
@@ -244,6 +245,64 @@ def _go_on_without_shares(patches: Patches) -> None:
 # ---- answers and time ---------------------------------------------------------------
 
 
+def _let_anybody_sign(patches: Patches) -> None:
+    """Whoever was invited counts among those who signed."""
+
+    def give(real: Wrapper, state: Federation, terms: Terms, item: i.GiveConsent) -> Any:
+        one = state.round
+        if one is None or one.step is not Step.AGREEING or item.seat not in one.invited:
+            return real(state, terms, item)
+        members = {**one.members, item.seat: None}
+        return real(believing(state, members=members), terms, item)
+
+    patches.rule(i.GiveConsent, give)
+
+
+def _ask_with_few_signatures(patches: Patches) -> None:
+    """Half of the members are enough to go on: others may have been told something else."""
+
+    def give(real: Wrapper, state: Federation, terms: Terms, item: i.GiveConsent) -> Any:
+        one = state.round
+        if one is None or one.step is not Step.AGREEING:
+            return real(state, terms, item)
+        keys = dict(list(one.keys.items())[: len(one.keys) - 2])
+        return real(believing(state, keys=keys), terms, item)
+
+    patches.rule(i.GiveConsent, give)
+
+
+def _skip_the_signatures(patches: Patches) -> None:
+    """Members are asked as soon as the split is on record."""
+    patches.move(MASKED_ROUND, (Step.TRAINING, f.RoundClosed), Step.UNMASKING)
+
+
+def _replace_signature(patches: Patches) -> None:
+    def give(real: Wrapper, state: Federation, terms: Terms, item: i.GiveConsent) -> Any:
+        one = state.round
+        held = one.consents.get(item.seat) if one is not None else None
+        if one is None or held is None or one.step is not Step.AGREEING:
+            return real(state, terms, item)
+        if held.signature == item.signature:
+            return ()
+        consents = {seat: kept for seat, kept in one.consents.items() if seat != item.seat}
+        return real(believing(state, consents=consents), terms, item)
+
+    patches.rule(i.GiveConsent, give)
+
+
+def _go_on_without_agreement(patches: Patches) -> None:
+    """When time is over, members are asked with as many signatures as there are."""
+
+    def tick(real: Wrapper, terms: Terms, open_round: Round, item: i.Tick) -> Any:
+        facts = real(terms, open_round, item)
+        if open_round.step is not Step.AGREEING or not facts or not open_round.consents:
+            return facts
+        seats, by_ms = tuple(sorted(open_round.consents)), item.now_ms + terms.duration_ms
+        return (m.ConsentsClosed(open_round.number, seats, by_ms, item.now_ms),)
+
+    patches.attribute(secagg, "tick", tick)
+
+
 def _let_anybody_answer(patches: Patches) -> None:
     def give(real: Wrapper, state: Federation, terms: Terms, item: i.GiveAnswer) -> Any:
         one = state.round
@@ -321,6 +380,11 @@ BUGS = (
     Bug("the list of sharers changes after sharing", SHARED, _change_sharers),
     Bug("the session changes while seeds are shared", MASKED, _forget_keys_of_the_fallen),
     Bug("sites train though too few have shared", MASKED, _go_on_without_shares),
+    Bug("the signature of a site that is no member counts", SHARED, _let_anybody_sign),
+    Bug("members are asked when too few have signed the split", SHARED, _ask_with_few_signatures),
+    Bug("members are asked before anybody has signed", SHARED, _skip_the_signatures),
+    Bug("a second signature replaces the first", SHARED, _replace_signature),
+    Bug("members are asked at the deadline, agreed or not", SHARED, _go_on_without_agreement),
     Bug("the answer of a site that is no member counts", SHARED, _let_anybody_answer),
     Bug("a second answer replaces the first", SHARED, _take_second_answer),
     Bug("a secret sum is made with too few answers", SHARED, _sum_with_few_answers),

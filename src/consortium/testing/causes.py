@@ -196,10 +196,16 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
             is_thin = change.terms.is_buffered and coming + len(free) < was.quorum
             return was.step is Step.SELECTING and change.is_late and (is_short or is_thin)
         case f.RoundEnd.MEMBER_REVOKED if change.terms.is_masked:
-            is_closed = was.step in (Step.UNMASKING, Step.SUMMING)
+            is_closed = was.step in (Step.AGREEING, Step.UNMASKING, Step.SUMMING)
             return is_closed and bool(was.members.keys() & change.names(f.SiteDeparted))
-        case f.RoundEnd.NO_QUORUM if was.step in (Step.KEYING, Step.SHARING, Step.UNMASKING):
+        case f.RoundEnd.NO_QUORUM if was.step in (Step.KEYING, Step.SHARING):
             return _is_exchange_short(change)
+        case f.RoundEnd.NOT_AGREED:
+            is_short = 3 * len(was.consents) < 2 * len(was.keys)
+            return was.step is Step.AGREEING and change.is_late and is_short
+        case f.RoundEnd.NOT_ANSWERED:
+            is_short = 3 * len(was.answers) < 2 * len(was.keys)
+            return was.step is Step.UNMASKING and change.is_late and is_short
         case f.RoundEnd.MEMBER_REVOKED:
             left = was.members.keys() - change.names(f.SiteDeparted)
             return was.step in _CLOSED and len(left) < was.quorum
@@ -216,10 +222,8 @@ def a_failure_has_its_reason(change: Change, fact: f.RoundFailed) -> bool:
 
 
 def _is_exchange_short(change: Change) -> bool:
-    """Too few gave keys, shares or answers in time, or are left that could."""
+    """Too few gave keys or shares in time, or are left that could."""
     was, became = change.was, change.became
-    if was.step is Step.UNMASKING:
-        return change.is_late and 3 * len(was.answers) < 2 * len(was.keys)
     given = was.keys if was.step is Step.KEYING else was.shares
     left = was.waiting.keys() - change.names(f.SiteDeparted, f.SiteDropped)
     if len(left) < was.quorum:

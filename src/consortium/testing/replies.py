@@ -52,7 +52,7 @@ def _at(state: Federation, number: int, step: Step) -> Round | None:
 
 def strangers_are_refused(
     state: Federation,
-    item: i.Submit | i.Fail | i.Score | i.GiveKeys | i.GiveShares | i.GiveAnswer,
+    item: i.Submit | i.Fail | i.Score | i.GiveKeys | i.GiveShares | i.GiveConsent | i.GiveAnswer,
     reply: Reply,
 ) -> bool:
     """Whoever is not on the roster or was not invited is told so, and nothing else."""
@@ -230,6 +230,7 @@ REPLY_RULES: dict[type[Any], tuple[ReplyRule, ...]] = {
     i.Score: (strangers_are_refused, evaluations_in_time_are_taken),
     i.GiveKeys: (strangers_are_refused,),
     i.GiveShares: (strangers_are_refused,),
+    i.GiveConsent: (strangers_are_refused,),
     i.GiveAnswer: (strangers_are_refused,),
     i.Drawn: (the_first_seed_is_taken,),
     i.Screened: (screens_are_heard,),

@@ -22,7 +22,7 @@ from consortium.testing.alphabet import STRANGER
 StateRule = Callable[[Federation], bool]
 
 _MIN_NORMS = 3
-_CLOSED = (Step.SCREENING, Step.UNMASKING, Step.SUMMING)
+_CLOSED = (Step.SCREENING, Step.AGREEING, Step.UNMASKING, Step.SUMMING)
 _EXCHANGING = (Step.KEYING, Step.SHARING)
 _BEFORE_SUM = (Step.INITIALIZED, Step.SELECTING, *_EXCHANGING, Step.TRAINING, *_CLOSED)
 _AFTER_CLOSING = (*_CLOSED, Step.EVALUATING, Step.JUDGING, Step.RELEASING, Step.COMPLETED)
@@ -214,7 +214,7 @@ def an_open_round_owes_its_step(state: Federation) -> bool:
         return checks == expected and d.WakeAt(present.deadline_ms + 1) in duties
     if present.step is Step.EVALUATING:
         return duties == (d.WakeAt(present.evaluate_by_ms + 1),)
-    if present.step in (*_EXCHANGING, Step.UNMASKING):
+    if present.step in (*_EXCHANGING, Step.AGREEING, Step.UNMASKING):
         return duties == (d.WakeAt(present.deadline_ms + 1),)
     if present.step is Step.JUDGING and terms.has_evaluation:
         first = duties[0] if duties else None

@@ -24,7 +24,12 @@ from consortium.testing.transitions import Change
 Asked = frozenset[tuple[int, str, Seat]]
 NOTHING_ASKED: Asked = frozenset()
 
-_GIVING = {i.GiveKeys: Step.KEYING, i.GiveShares: Step.SHARING, i.GiveAnswer: Step.UNMASKING}
+_GIVING = {
+    i.GiveKeys: Step.KEYING,
+    i.GiveShares: Step.SHARING,
+    i.GiveConsent: Step.AGREEING,
+    i.GiveAnswer: Step.UNMASKING,
+}
 _EXCHANGING = (Step.KEYING, Step.SHARING)
 _BEFORE_SHARES = (Step.INITIALIZED, Step.SELECTING, *_EXCHANGING)
 
@@ -75,6 +80,7 @@ def each_step_follows_the_one_before(state: Federation) -> bool:
         known.shares.keys() <= known.keys.keys() <= known.named.keys()
         and known.sharers.keys() <= known.shares.keys()
         and (not known.sharers or known.members.keys() <= known.sharers.keys())
+        and known.agreed.keys() <= known.consents.keys() <= known.members.keys()
         and known.lifters.keys() <= known.answers.keys() <= known.members.keys()
         for known in _rounds(state)
     )
@@ -91,7 +97,8 @@ def no_two_sites_have_the_same_key(state: Federation) -> bool:
 
 def a_secret_sum_has_its_quorum(state: Federation) -> bool:
     """Two thirds of those who gave keys, three at least, and as many as the plan says, are in
-    every secret sum and share its seeds; two thirds of them answered before it is made."""
+    every secret sum and share its seeds; two thirds of them sign who is in it before anybody is
+    asked, and answer before it is made."""
     if not _is_masked(state) or state.terms is None:
         return True
     for known in _rounds(state):
@@ -103,6 +110,9 @@ def a_secret_sum_has_its_quorum(state: Federation) -> bool:
         if known.split is not None and len(known.members) < least:
             return False
         is_summed = known.model is not None or known.step is Step.SUMMING
+        is_asked = is_summed or known.step is Step.UNMASKING or bool(known.answers)
+        if is_asked and len(known.agreed) < _least(len(known.keys)):
+            return False
         if is_summed and len(known.lifters) < _least(len(known.keys)):
             return False
     return True
@@ -127,8 +137,8 @@ def names_come_one_after_the_other(state: Federation) -> bool:
 
 
 def sites_are_asked_for_what_the_step_lacks(state: Federation) -> bool:
-    """Keys, shares and answers are asked of those who can give them and have not, and of nobody
-    else; each is told the session, the sharers or the split that is on record."""
+    """Keys, shares, signatures and answers are asked of who can give them and has not, and of
+    nobody else; each is told the session, the sharers or the split that is on record."""
     present = state.round
     if present is None or not _is_masked(state):
         return True
@@ -144,6 +154,9 @@ def sites_are_asked_for_what_the_step_lacks(state: Federation) -> bool:
             case Step.TRAINING:
                 is_due = seat in present.waiting
                 is_right = isinstance(duty, d.Train) and duty.sharing == present.sharing
+            case Step.AGREEING:
+                is_due = seat in present.members and seat not in present.consents
+                is_right = isinstance(duty, d.Agree) and duty.split == present.split
             case Step.UNMASKING:
                 is_due = seat in present.members and seat not in present.answers
                 is_right = isinstance(duty, d.Unmask) and duty.split == present.split
@@ -218,14 +231,15 @@ def nobody_comes_to_a_secret_sum_later(change: Change) -> bool:
 
 
 def a_round_has_its_own_keys(change: Change) -> bool:
-    """Keys, shares and answers of a round come with the messages of that very round: a new one
-    begins with none."""
+    """Keys, shares, signatures and answers of a round come with the messages of that very round: a
+    new one begins with none."""
     was, became = change.before.round, change.after.round
     if became is None:
         return True
     for name, kind in (
         ("keys", m.KeysReceived),
         ("shares", m.SharesReceived),
+        ("consents", m.ConsentReceived),
         ("answers", m.AnswerReceived),
     ):
         known = getattr(was, name).keys() if was is not None else set[Seat]()
@@ -270,6 +284,14 @@ def shares_are_given_once(change: Change, fact: m.SharesReceived) -> bool:
     return is_told and is_due and fact.seat not in was.shares and fact.round == was.number
 
 
+def only_members_sign(change: Change, fact: m.ConsentReceived) -> bool:
+    """A signature is recorded as it came, from a member that has not signed."""
+    item, was = change.item, change.was
+    is_told = isinstance(item, i.GiveConsent) and item.signature == fact.signature
+    is_due = was.step is Step.AGREEING and fact.seat in was.members and was.split is not None
+    return is_told and is_due and fact.seat not in was.consents and fact.round == was.number
+
+
 def only_members_answer(change: Change, fact: m.AnswerReceived) -> bool:
     """An answer is recorded as it came, from a member that has not answered."""
     item, was = change.item, change.was
@@ -279,12 +301,17 @@ def only_members_answer(change: Change, fact: m.AnswerReceived) -> bool:
 
 
 def exchanges_close_when_they_are_due(
-    change: Change, fact: m.KeysClosed | m.SharesClosed | m.AnswersClosed
+    change: Change, fact: m.KeysClosed | m.SharesClosed | m.ConsentsClosed | m.AnswersClosed
 ) -> bool:
     """Keys and shares are closed when all who are waited for have given theirs, or time is over;
-    answers also when two thirds of those who gave keys have answered. All who gave are in it."""
+    signatures and answers when they are of two thirds of those who gave keys. All who gave are in
+    it."""
     was = change.was
     gone = change.names(f.SiteDeparted, f.SiteDropped)
+    if isinstance(fact, m.ConsentsClosed):
+        given = was.consents.keys() | change.names(m.ConsentReceived)
+        is_enough = len(given) >= _least(len(was.keys))
+        return set(fact.seats) == given and is_enough and was.step is Step.AGREEING
     if isinstance(fact, m.AnswersClosed):
         given = was.answers.keys() | change.names(m.AnswerReceived)
         is_enough = len(given) >= _least(len(was.keys))
@@ -309,6 +336,8 @@ def no_secret_sum_is_below_its_quorum(change: Change, fact: f.RoundClosed) -> bo
 MASKING_FACT_RULES: dict[type[Any], tuple[Callable[[Change, Any], bool], ...]] = {
     m.KeysReceived: (keys_are_given_once_and_are_ones_own,),
     m.SharesReceived: (shares_are_given_once,),
+    m.ConsentReceived: (only_members_sign,),
+    m.ConsentsClosed: (exchanges_close_when_they_are_due,),
     m.AnswerReceived: (only_members_answer,),
     m.KeysClosed: (exchanges_close_when_they_are_due,),
     m.SharesClosed: (exchanges_close_when_they_are_due,),
@@ -319,7 +348,7 @@ MASKING_FACT_RULES: dict[type[Any], tuple[Callable[[Change, Any], bool], ...]] =
 
 # ---- replies ------------------------------------------------------------------------
 
-_Given = i.GiveKeys | i.GiveShares | i.GiveAnswer
+_Given = i.GiveKeys | i.GiveShares | i.GiveConsent | i.GiveAnswer
 
 
 def _spoken_of(state: Federation, item: _Given) -> Round | None:
@@ -335,6 +364,9 @@ def _held(known: Round, item: _Given) -> object:
             return None if held is None else (held.mask_key, held.seal_key, held.commitment)
         case i.GiveShares():
             return known.shares.get(item.seat)
+        case i.GiveConsent():
+            signed = known.consents.get(item.seat)
+            return None if signed is None else signed.signature
         case i.GiveAnswer():
             return known.answers.get(item.seat)
 
@@ -345,6 +377,8 @@ def _told(item: _Given) -> object:
             return item.mask_key, item.seal_key, item.commitment
         case i.GiveShares():
             return item.shares
+        case i.GiveConsent():
+            return item.signature
         case i.GiveAnswer():
             return item.answer
 
@@ -358,7 +392,8 @@ def what_is_waited_for_is_taken(state: Federation, item: _Given, reply: Exceptio
     held = _held(known, item)
     if held is not None:
         return reply is None if held == _told(item) else isinstance(reply, AlreadySubmittedError)
-    asked = known.members if isinstance(item, i.GiveAnswer) else known.waiting
+    is_of_members = isinstance(item, i.GiveConsent | i.GiveAnswer)
+    asked = known.members if is_of_members else known.waiting
     is_asked = known is state.round and known.step is _GIVING[type(item)] and item.seat in asked
     if not is_asked:
         return isinstance(reply, DeadlineExpiredError | UnauthorizedClientError)
@@ -373,5 +408,6 @@ def _is_copied(known: Round, item: i.GiveKeys) -> bool:
 MASKING_REPLY_RULES: dict[type[Any], tuple[Callable[[Federation, Any, Any], bool], ...]] = {
     i.GiveKeys: (what_is_waited_for_is_taken,),
     i.GiveShares: (what_is_waited_for_is_taken,),
+    i.GiveConsent: (what_is_waited_for_is_taken,),
     i.GiveAnswer: (what_is_waited_for_is_taken,),
 }

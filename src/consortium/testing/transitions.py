@@ -151,7 +151,7 @@ def deadlines_move_by_facts(change: Change) -> bool:
         return True
     kinds: tuple[type[Any], ...] = (f.SitesInvited, f.DeadlineExtended)
     if change.terms.is_masked:
-        kinds += (m.KeysClosed, m.SharesClosed, f.RoundClosed)
+        kinds += (m.KeysClosed, m.SharesClosed, f.RoundClosed, m.ConsentsClosed)
     return any(isinstance(fact, kinds) for fact in change.facts)
 
 
@@ -352,6 +352,7 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.Dismiss: (f.SiteDeparted, f.MemberRemoved, f.EvaluationClosed, *_EXCHANGED, *_SETTLES),
     i.GiveKeys: (m.KeysReceived, m.KeysClosed),
     i.GiveShares: (m.SharesReceived, m.SharesClosed),
+    i.GiveConsent: (m.ConsentReceived, m.ConsentsClosed),
     i.GiveAnswer: (m.AnswerReceived, m.AnswersClosed),
     i.RollBack: (f.RolledBack,),
     i.InstallModel: (f.ModelInstalled,),

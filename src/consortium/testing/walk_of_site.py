@@ -60,6 +60,7 @@ def duties() -> Iterator[d.SiteDuty]:
             yield d.Share(number, _SEAT, digest(f"session {story}"), BY_MS)
             sharing = digest(f"sharers {story}")
             yield d.Train(number, _SEAT, BASE, None, PLAN, TASK, BY_MS, False, sharing)
+            yield d.Agree(number, _SEAT, digest(f"split {story}"), BY_MS)
             yield d.Unmask(number, _SEAT, digest(f"split {story}"), BY_MS)
 
 
@@ -76,6 +77,7 @@ def arrivals() -> tuple[p.SiteInput, ...]:
             found.append(p.Spool(number, digest(f"note {story}"), 8, NOW_MS))
             work.append(p.SendShares(number, digest(f"session {story}")))
             work.append(p.SendUpdate(number, update))
+            work.append(p.SendConsent(number, digest(f"split {story}")))
             work.append(p.SendAnswer(number, digest(f"split {story}")))
     for one in work:
         found += [p.Heard(one, NOW_MS), p.TurnedAway(one, NOW_MS)]
@@ -91,7 +93,7 @@ def is_first_named(state: p.Participant, item: p.SiteInput) -> bool:
             return duty.session == digest("session one") or state.session is not None
         case p.Asked(duty=d.Train() as duty):
             return duty.sharing != digest("sharers other") or state.sharing is not None
-        case p.Asked(duty=d.Unmask() as duty):
+        case p.Asked(duty=d.Agree() | d.Unmask() as duty):
             return duty.split == digest("split one") or state.split is not None
         case p.Trained():
             return item.update != digest("update other of 1") or state.update is not None
@@ -110,6 +112,8 @@ def leaving(state: p.Participant) -> Left | None:
             return Left("shares", work.round, work.session, state.note)
         case p.SendUpdate() as work:
             return Left("update", work.round, state.sharing, work.update)
+        case p.SendConsent() as work:
+            return Left("consent", work.round, work.split, state.note)
         case p.SendAnswer() as work:
             return Left("answer", work.round, work.split, state.note)
         case _:
@@ -147,6 +151,27 @@ def seeds_are_shared_in_one_session_a_round(passage: Passage) -> bool:
     return all(len(sessions) == 1 for sessions in _by(passage, "shares"))
 
 
+def one_split_a_round_is_signed(passage: Passage) -> bool:
+    """Whoever signed two splits would let a coordinator get answers by both."""
+    return all(len(splits) == 1 for splits in _by(passage, "consent"))
+
+
+def answers_are_by_the_split_that_was_signed(passage: Passage) -> bool:
+    """Signature and answer of a round are by the same split; and an answer leaves only once the
+    coordinator has asked for it, with the signatures of others."""
+    signed, answered = passage.of("consent"), passage.of("answer")
+    for number, found in answered.items():
+        splits = {one.by for one in (*found, *signed.get(number, ()))}
+        if len(splits) > 1:
+            return False
+    now, was = leaving(passage.after), leaving(passage.before)
+    is_first = isinstance(now, Left) and now.kind == "answer" and passage.facts
+    if not is_first or (was is not None and was.kind == "answer"):
+        return True
+    is_asked = isinstance(passage.item, p.Asked) and isinstance(passage.item.duty, d.Unmask)
+    return is_asked or isinstance(passage.item, p.ResumeSite)
+
+
 def others_are_answered_for_by_one_split_a_round(passage: Passage) -> bool:
     """Answers of a round are by one split: two of them may give both seeds of a site."""
     return all(len(splits) == 1 for splits in _by(passage, "answer"))
@@ -160,7 +185,7 @@ def a_round_has_one_masked_update(passage: Passage) -> bool:
 
 def a_step_has_one_note(passage: Passage) -> bool:
     """Once it is written down what leaves in a step, nothing else leaves in it."""
-    for kind in ("keys", "shares", "answer"):
+    for kind in ("keys", "shares", "consent", "answer"):
         for found in passage.of(kind).values():
             if len({one.what for one in found if one.what is not None}) > 1:
                 return False
@@ -183,7 +208,7 @@ def steps_follow_each_other(passage: Passage) -> bool:
             return after.session is not None
         case Left("update"):
             return after.sharing is None or after.session is not None
-        case Left("answer"):
+        case Left("consent" | "answer"):
             return after.sharing is not None and after.update is not None
         case _:
             return True
@@ -225,6 +250,8 @@ def pins_stay(passage: Passage) -> bool:
 
 SITE_RULES: tuple[Callable[[Passage], bool], ...] = (
     seeds_are_shared_in_one_session_a_round,
+    one_split_a_round_is_signed,
+    answers_are_by_the_split_that_was_signed,
     others_are_answered_for_by_one_split_a_round,
     a_round_has_one_masked_update,
     a_step_has_one_note,
@@ -251,8 +278,11 @@ def an_honest_coordinator_is_served(state: p.Participant, item: p.SiteInput) -> 
             return state.session is not None or state.stage not in (Stage.KEYING, Stage.KEYED)
         case d.Train() if duty.sharing is not None:
             return state.sharing is not None or state.stage not in (Stage.SHARING, Stage.SHARED)
-        case d.Unmask():
+        case d.Agree() | d.Unmask():
             is_sent = state.sharing is not None and state.stage in (Stage.SENDING, Stage.SENT)
+            is_agreed = state.stage in (Stage.AGREEING, Stage.AGREED)
+            if isinstance(duty, d.Unmask) and is_agreed:
+                return duty.split != state.split
             return state.split is not None or not is_sent
         case _:
             return True

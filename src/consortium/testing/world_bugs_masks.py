@@ -12,6 +12,7 @@ import numpy as np
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core import secagg
+from consortium.core import secagg_facts as m
 from consortium.core import site_facts as s
 from consortium.core.state import Federation, Round
 from consortium.core.tables import MASKED_ROUND, Step
@@ -29,6 +30,7 @@ from consortium.testing.world_masked_site import MaskedSitePlayer, Secrets
 from consortium.testing.world_site import SitePlayer
 
 Original = Any
+_SPLIT = (Step.AGREEING, Step.UNMASKING)  # when it is on record
 _LOW_BYTE = np.uint32(0xFF)
 
 
@@ -133,16 +135,18 @@ def _split_again_after_a_crash(patches: Patches) -> None:
 
     def tick(original: Original, state: Federation, item: i.Tick) -> Facts:
         known = state.round
-        is_split = known is not None and known.step is Step.UNMASKING and known.closed is not None
+        is_split = known is not None and known.step in _SPLIT and known.closed is not None
         if known is None or known.closed is None or not is_split:
             return original(state, item)  # type: ignore[no-any-return]
-        is_new = item.awake_ms > known.closed.at_ms and 0 < len(known.answers) < len(known.members)
+        heard = known.answers.keys() or known.consents.keys()
+        is_new = item.awake_ms > known.closed.at_ms and 0 < len(heard) < len(known.members)
         if not is_new:
             return original(state, item)  # type: ignore[no-any-return]
-        return (f.RoundClosed(known.number, tuple(sorted(known.answers)), item.now_ms),)
+        return (f.RoundClosed(known.number, tuple(sorted(heard)), item.now_ms),)
 
     patches.rule(i.Tick, tick)
-    patches.move(MASKED_ROUND, (Step.UNMASKING, f.RoundClosed), Step.UNMASKING)
+    for step in _SPLIT:
+        patches.move(MASKED_ROUND, (step, f.RoundClosed), step)
 
 
 def _late_update_in_the_sum(patches: Patches) -> None:
@@ -153,7 +157,7 @@ def _late_update_in_the_sum(patches: Patches) -> None:
             return original(state, terms, item)  # type: ignore[no-any-return]
         except DeadlineExpiredError:
             known = state.round
-            is_open = known is not None and known.step in (Step.UNMASKING, Step.SUMMING)
+            is_open = known is not None and known.step in (*_SPLIT, Step.SUMMING)
             if known is None or not is_open or item.seat not in known.waiting:
                 raise
         late = (item.round, item.seat)
@@ -170,9 +174,22 @@ def _late_update_in_the_sum(patches: Patches) -> None:
 
     patches.rule(i.Submit, submit)
     patches.record(f.UpdateAccepted, accepted)
-    for step in (Step.UNMASKING, Step.SUMMING):
+    for step in (*_SPLIT, Step.SUMMING):
         for kind in (f.UpdateReceived, f.UpdateAccepted):
             patches.move(MASKED_ROUND, (step, kind), step)
+
+
+def _asked_with_one_signature(patches: Patches) -> None:
+    """Members are asked as soon as one of them has signed the split."""
+
+    def give(original: Original, state: Federation, terms: Terms, item: i.GiveConsent) -> Facts:
+        facts: Facts = original(state, terms, item)
+        if len(facts) != 1:
+            return facts
+        seats, by_ms = (item.seat,), item.now_ms + terms.duration_ms
+        return (*facts, m.ConsentsClosed(item.round, seats, by_ms, item.now_ms))
+
+    patches.rule(i.GiveConsent, give)
 
 
 def _quorum_of_the_plan(patches: Patches) -> None:
@@ -204,7 +221,7 @@ def _members_removed(patches: Patches) -> None:
         return original(terms, known, seat, now_ms)  # type: ignore[no-any-return]
 
     patches.attribute(secagg, "depart_member", depart)
-    for step in (Step.UNMASKING, Step.SUMMING):
+    for step in (*_SPLIT, Step.SUMMING):
         patches.move(MASKED_ROUND, (step, f.MemberRemoved), step)
 
 
@@ -219,6 +236,7 @@ PLANTS: tuple[tuple[str, Plant], ...] = (
     ("a byte of every mask is zero", _biased_masks),
     ("the split is made again after a crash", _split_again_after_a_crash),
     ("a late update is put into a secret sum", _late_update_in_the_sum),
+    ("members are asked when one has signed the split", _asked_with_one_signature),
     ("three are enough for any secret sum", _quorum_of_the_plan),
     ("a seed that was given back is not checked", _seeds_unchecked),
     ("masks of those who dropped out stay on the sum", _dropped_forgotten),

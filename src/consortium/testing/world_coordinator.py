@@ -38,6 +38,7 @@ from consortium.testing.world_wire import (
     About,
     Answers,
     Ask,
+    Consents,
     Failing,
     Keys,
     Reply,
@@ -199,7 +200,7 @@ class CoordinatorPlayer:
                     None,
                     now_ms,
                 )
-            case Keys() | Shares() | Answers():
+            case Keys() | Shares() | Consents() | Answers():
                 return masked_input(self, request, now_ms)
             case Ask():
                 raise AssertionError("asking brings no facts about")

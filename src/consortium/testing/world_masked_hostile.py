@@ -11,14 +11,23 @@ import numpy as np
 from consortium.core import duties as d
 from consortium.core.ids import Digest, Seat, Secret, SiteId
 from consortium.crypto.secure_sum.keys import SEED_BYTES, Seeds, make_keys
-from consortium.crypto.secure_sum.session import RoundName, Session
+from consortium.crypto.secure_sum.session import RoundName, Session, Split
 from consortium.crypto.secure_sum.site import Answer, Site
 from consortium.drive import secret_sum
 from consortium.errors import ConsortiumError
 from consortium.model import Update, save_update
 from consortium.testing.world_hostile import HostileSite
-from consortium.testing.world_masks import SessionSheet, SharingSheet, Sheet, SplitSheet
-from consortium.testing.world_wire import Answers, Body, Keys, Reply, Request, Send, Shares
+from consortium.testing.world_masks import SessionSheet, SharingSheet, Sheet, SplitSheet, signed
+from consortium.testing.world_wire import (
+    Answers,
+    Body,
+    Consents,
+    Keys,
+    Reply,
+    Request,
+    Send,
+    Shares,
+)
 
 if TYPE_CHECKING:
     from consortium.testing.world import World
@@ -46,6 +55,7 @@ class MaskedHostileSite(HostileSite):
             ("a row that is too short", self._garbage),
             ("wrong round", self._wrong_round),
             ("wrong base", self._wrong_base),
+            ("a wrong signature", self._wrong_signature),
             ("a wrong answer", self._wrong_answer),
             ("an answer for strangers", self._answer_of_old),
             ("for another seat", self._other_seat),
@@ -77,6 +87,8 @@ class MaskedHostileSite(HostileSite):
                 return self._shares(duty)
             case d.Train() if duty.sharing is not None:
                 return self._row(duty)
+            case d.Agree():
+                return self._consent(duty)
             case d.Unmask():
                 return self._answer(duty)
             case _:
@@ -114,21 +126,34 @@ class MaskedHostileSite(HostileSite):
             return None
         return self._sent(duty, masked)
 
-    def _answer(self, duty: d.Unmask) -> Lie:
-        half, sheets = self._half(duty.round), self._sheets
-        sharing, split = (sheets.get((duty.round, kind)) for kind in (SharingSheet, SplitSheet))
-        if half is None or not isinstance(sharing, SharingSheet):
+    def _consent(self, duty: d.Agree) -> Lie:
+        half, split = self._half(duty.round), self._split(duty.round)
+        if half is None or split is None:
             return None
-        if not isinstance(split, SplitSheet):
+        assert self.world.veil is not None
+        self.world.veil.signs(self.seat, duty.round, duty.split)
+        return Consents(duty.round, duty.split, signed(self.key, half[0], split))
+
+    def _split(self, number: int) -> Split | None:
+        session, sharing, closed = (
+            self._sheets.get((number, kind)) for kind in (SessionSheet, SharingSheet, SplitSheet)
+        )
+        if not isinstance(session, SessionSheet) or not isinstance(sharing, SharingSheet):
             return None
-        sharers = self._named(duty.round, sharing)
-        session = self._sheets[duty.round, SessionSheet]
-        assert isinstance(session, SessionSheet)
+        if not isinstance(closed, SplitSheet):
+            return None
         sites = {fact.seat: site for site, fact in session.keys}
-        members = [sites[seat] for seat in split.closed.members]
+        members = [sites[seat] for seat in closed.closed.members]
+        return secret_sum.split_of(self._named(number, sharing), members)
+
+    def _answer(self, duty: d.Unmask) -> Lie:
+        half, split = self._half(duty.round), self._split(duty.round)
+        sharing = self._sheets.get((duty.round, SharingSheet))
+        if half is None or split is None or not isinstance(sharing, SharingSheet):
+            return None
         try:
             held = half[1].open_shares(dict(sharing.sealed))
-            answer = half[1].answer(secret_sum.split_of(sharers, members), held)
+            answer = half[1].answer(split, held)
         except ConsortiumError:
             return None
         assert self.world.veil is not None
@@ -178,6 +203,13 @@ class MaskedHostileSite(HostileSite):
             return None
         row = np.frombuffer(lie.data[-4 * numbers.form.size :], np.uint32)
         return self._sent(duty, row + (noise >> np.uint32(14)))
+
+    def _wrong_signature(self) -> Lie:
+        """On another split, or none."""
+        duty = self._duty
+        if not isinstance(duty, d.Agree):
+            return None
+        return Consents(duty.round, duty.split, self.world.rng.randbytes(64))
 
     def _wrong_answer(self) -> Lie:
         """As long as a right one."""

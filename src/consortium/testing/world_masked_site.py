@@ -17,6 +17,7 @@ from consortium.core import site_facts as s
 from consortium.core.facts import Failure
 from consortium.core.ids import Seat, Secret, SiteId
 from consortium.core.names import session_name, sharing_name, split_name
+from consortium.core.tables import Stage
 from consortium.core.terms import HOUR_MS, SECOND_MS
 from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.secure_sum.keys import SEED_BYTES, Seeds, make_keys
@@ -25,10 +26,17 @@ from consortium.crypto.secure_sum.site import Site
 from consortium.drive import secret_sum
 from consortium.errors import CorruptStoreError, InvalidInputError
 from consortium.model import Update, save_update
-from consortium.testing.world_masks import SessionSheet, SharingSheet, Sheet, SplitSheet
+from consortium.testing.world_masks import (
+    SessionSheet,
+    SharingSheet,
+    Sheet,
+    SplitSheet,
+    key_of,
+    signed,
+)
 from consortium.testing.world_site import SitePlayer
 from consortium.testing.world_violation import must
-from consortium.testing.world_wire import Answers, Body, Keys, Reply, Shares
+from consortium.testing.world_wire import Answers, Body, Consents, Keys, Reply, Shares
 
 if TYPE_CHECKING:
     from consortium.testing.world import World
@@ -129,6 +137,8 @@ class MaskedSitePlayer(SitePlayer):
                     self._give(work, self._keys_note, self._as_keys)
                 case p.SendShares():
                     self._give(work, self._shares_note, self._as_shares)
+                case p.SendConsent():
+                    self._give(work, self._consent_note, self._as_consents)
                 case p.SendAnswer():
                     self._give(work, self._answer_note, self._as_answers)
                 case _:
@@ -193,6 +203,15 @@ class MaskedSitePlayer(SitePlayer):
     def mask(self, site: Site, row: U32, sharers: frozenset[SiteId]) -> U32:
         return site.mask(row, sharers)
 
+    def _consent_note(self) -> bytes:
+        return signed(self.key, self._agreed().session, self.split())
+
+    def _as_consents(self, note: bytes) -> Body:
+        split = self.state.split
+        assert split is not None
+        self._veil.consent_leaves(self, self.state.round, split)
+        return Consents(self.state.round, split, note)
+
     def _answer_note(self) -> bytes:
         agreed, site = self._half()
         split = self.split()
@@ -216,6 +235,10 @@ class MaskedSitePlayer(SitePlayer):
         assert split is not None
         self._veil.answer_leaves(self, self.state.round, split)
         return Answers(self.state.round, split, note)
+
+    def sites_in_session(self) -> dict[Seat, SiteId]:
+        """Who gave keys in the session that this site agreed to."""
+        return self._agreed().sites
 
     def _half(self) -> tuple[Agreed, Site]:
         agreed = self._agreed()
@@ -246,6 +269,8 @@ class MaskedSitePlayer(SitePlayer):
         """What is to be agreed to is seen first, and kept. A list by another name is a lie."""
         if not self._is_pinned(duty) and duty.round == self.state.round:
             self._look_at(duty)
+            if isinstance(duty, d.Unmask):
+                self._count_consents()
         facts = super()._take_on(duty)
         for fact in facts:
             self._veil.pinned(self, fact)
@@ -257,8 +282,13 @@ class MaskedSitePlayer(SitePlayer):
                 return self.state.session is not None
             case d.Train():
                 return self.state.sharing is not None
-            case d.Unmask():
+            case d.Agree():
                 return self.state.split is not None
+            case d.Unmask():
+                is_to_answer = self.state.stage in (Stage.AGREEING, Stage.AGREED)
+                return self.state.split not in (None, duty.split) or (
+                    self.state.split is not None and not is_to_answer
+                )
             case _:
                 return True
 
@@ -270,10 +300,22 @@ class MaskedSitePlayer(SitePlayer):
                 is_named = session_name(keys, sheet.closed) == duty.session
             case d.Train(), SharingSheet():
                 is_named = sharing_name(sheet.closed) == duty.sharing
-            case d.Unmask(), SplitSheet():
+            case d.Agree() | d.Unmask(), SplitSheet():
                 is_named = split_name(sheet.closed) == duty.split
             case _:
                 is_named = False
         must(is_named, "I-X1", f"seat {self.seat} is shown another list than it is told of")
         self.may_crash("before a list is kept")
         self.secrets.sheets[duty.round, type(sheet)] = sheet
+
+    def _count_consents(self) -> None:
+        """Two thirds of all must have signed what this site was told."""
+        agreed, split = self._agreed(), self.split()
+        sheet: SplitSheet = self.secrets.sheet(self.state.round, SplitSheet)
+        valid = {
+            fact.seat
+            for fact in sheet.consents
+            if fact.signature == signed(key_of(fact.seat), agreed.session, split)
+        }
+        is_enough = 3 * len(valid) >= 2 * len(agreed.sites)
+        must(is_enough, "I-X1", f"seat {self.seat} is asked, and {len(valid)} have signed")

@@ -7,6 +7,7 @@ log, as over the network.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha512
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,18 @@ import numpy as np
 from consortium.core import inputs as i
 from consortium.core.facts import RoundClosed
 from consortium.core.ids import Seat, SiteId
-from consortium.core.secagg_facts import KeysClosed, KeysReceived, SharesClosed
+from consortium.core.secagg_facts import ConsentReceived, KeysClosed, KeysReceived, SharesClosed
 from consortium.core.state import Federation, Round
 from consortium.core.terms import MINUTE_MS, PPM, Close, Masking
 from consortium.crypto.hazmat.masks import U32
-from consortium.crypto.secure_sum.session import Session
+from consortium.crypto.secure_sum.session import Session, Split
 from consortium.drive import secret_sum
 from consortium.drive.hands import CoordinatorHands, Masked
 from consortium.errors import InvalidInputError
 from consortium.model import Form, Layout, Vector, masked_row_form
 from consortium.plan.strategy import StrategySection
 from consortium.testing.world_setting import Setting
-from consortium.testing.world_wire import Answers, Keys, Request, Shares
+from consortium.testing.world_wire import Answers, Consents, Keys, Request, Shares
 from consortium.update.ring import Ring
 
 if TYPE_CHECKING:
@@ -121,9 +122,10 @@ class SharingSheet:
 
 @dataclass(frozen=True, slots=True)
 class SplitSheet:
-    """Who is in the sum."""
+    """Who is in the sum, and who has signed that, once there are enough."""
 
     closed: RoundClosed
+    consents: tuple[ConsentReceived, ...] = ()
 
 
 Sheet = SessionSheet | SharingSheet | SplitSheet
@@ -134,6 +136,21 @@ def session_of(state: Federation, known: Round) -> Session:
     return secret_sum.make_session(state.id, known.seed, known.quorum, keys)
 
 
+def split_in(known: Round) -> Split:
+    members = (known.named[one] for one in known.members)
+    return secret_sum.split_of({known.named[one] for one in known.sharers}, members)
+
+
+def key_of(seat: Seat) -> bytes:
+    """The identity of a site, as it was admitted."""
+    return b"key of seat %d" % seat
+
+
+def signed(key: bytes, session: Session, split: Split) -> bytes:
+    """In a world a signature is a digest that nobody can make without the site's key."""
+    return sha512(key + split.to_sign(session)).digest()
+
+
 def sheet_for(player: CoordinatorPlayer, seat: Seat) -> Sheet | None:
     """The list that a site must see before it agrees to what it is asked for now."""
     state = player.coordinator().driver.state
@@ -141,7 +158,7 @@ def sheet_for(player: CoordinatorPlayer, seat: Seat) -> Sheet | None:
     if known is None or known.keyed is None or seat not in known.keys:
         return None
     if known.closed is not None:
-        return SplitSheet(known.closed)
+        return SplitSheet(known.closed, tuple(known.consents[one] for one in known.agreed))
     if known.shared is not None:
         files = {known.named[one]: known.shares[one] for one in known.sharers}
         session = session_of(state, known)
@@ -157,7 +174,7 @@ def sheet_for(player: CoordinatorPlayer, seat: Seat) -> Sheet | None:
 def why_not(player: CoordinatorPlayer, request: Request) -> str:
     """What is wrong with the bytes of shares or an answer; empty: nothing that could be seen.
     A coordinator that is behind looks again before it says no."""
-    if not isinstance(request.body, Shares | Answers):
+    if not isinstance(request.body, Shares | Consents | Answers):
         return ""
     driver = player.coordinator().driver
     if not _is_right(driver.state, request):
@@ -167,7 +184,7 @@ def why_not(player: CoordinatorPlayer, request: Request) -> str:
 
 def _is_right(state: Federation, request: Request) -> bool:
     body, known = request.body, state.round
-    assert isinstance(body, Shares | Answers)
+    assert isinstance(body, Shares | Consents | Answers)
     if known is None or known.number != body.round:
         return True  # it is the core that knows what was said before
     name = known.session if isinstance(body, Shares) else known.split
@@ -178,10 +195,10 @@ def _is_right(state: Federation, request: Request) -> bool:
     try:
         if isinstance(body, Shares):
             secret_sum.check_shares_file(session, site, body.data)
+        elif isinstance(body, Consents):
+            return body.signature == signed(request.key, session, split_in(known))
         else:
-            sharers = {known.named[one] for one in known.sharers}
-            split = secret_sum.split_of(sharers, (known.named[one] for one in known.members))
-            secret_sum.read_answer(session, site, split, body.data)
+            secret_sum.read_answer(session, site, split_in(known), body.data)
     except InvalidInputError:
         return False
     return True
@@ -196,6 +213,8 @@ def masked_input(player: CoordinatorPlayer, request: Request, now_ms: int) -> i.
             return i.GiveKeys(body.round, seat, *parts, bytes(64), now_ms)
         case Shares():
             return i.GiveShares(body.round, seat, player.blobs.put(body.data), None, now_ms)
+        case Consents():
+            return i.GiveConsent(body.round, seat, body.signature, now_ms)
         case Answers():
             return i.GiveAnswer(body.round, seat, player.blobs.put(body.data), None, now_ms)
         case _:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from consortium.testing.world import World
 
 _FINAL = (Status.COUNTED, Status.NOT_COUNTED)
-_EXCHANGES = (Step.KEYING, Step.SHARING, Step.UNMASKING)
+_EXCHANGES = (Step.KEYING, Step.SHARING, Step.AGREEING, Step.UNMASKING)
 
 
 def _exchange_ends_ms(open_round: Round, terms: Terms, awake_ms: int) -> int:

@@ -58,6 +58,7 @@ class Veil:
         self._known: dict[bytes, Known] = {}  # by the seeds
         self._keys: dict[tuple[int, Seat], set[bytes]] = {}
         self._pins: dict[tuple[str, int, Seat], set[Digest]] = {}
+        self._signed: dict[tuple[int, Digest], set[Seat]] = {}  # by round and split
         self._rows: dict[Digest, U32] = {}  # what a masked file stands for
         self._closed: dict[int, f.RoundClosed] = {}
         self._ones: Counter[int] = Counter()  # of all masks, by bit
@@ -124,7 +125,18 @@ class Veil:
         for bit in range(_WORD_BITS):
             self._ones[bit] += int(np.count_nonzero(masks >> np.uint32(bit) & np.uint32(1)))
 
-    # ---- answers --------------------------------------------------------------------
+    # ---- signatures and answers -----------------------------------------------------
+
+    def consent_leaves(self, site: MaskedSitePlayer, number: int, split: Digest) -> None:
+        """By a split that is on record at the site."""
+        on_record = fold(site.records)
+        is_durable = (on_record.round, on_record.split) == (number, split)
+        must(is_durable, "I-X1", f"seat {site.seat} signs what it would not remember")
+        self._once("split", site, number, split)
+        self.signs(site.seat, number, split)
+
+    def signs(self, seat: Seat, number: int, split: Digest) -> None:
+        self._signed.setdefault((number, split), set()).add(seat)
 
     def answer_leaves(self, site: MaskedSitePlayer, number: int, split: Digest) -> None:
         """By a split that is on record at the site."""
@@ -132,6 +144,9 @@ class Veil:
         is_durable = (on_record.round, on_record.split) == (number, split)
         must(is_durable, "I-X1", f"seat {site.seat} answers by what it would not remember")
         self._once("split", site, number, split)
+        signers = self._signed.get((number, split), set())
+        is_agreed = 3 * len(signers) >= 2 * len(site.sites_in_session())
+        must(is_agreed, "I-X1", f"seat {site.seat} answers, and {len(signers)} signed the split")
 
     def answers(
         self, site: MaskedSitePlayer, number: int, session: Session, answer: Answer

@@ -77,6 +77,15 @@ class Shares:
 
 
 @dataclass(frozen=True, slots=True)
+class Consents:
+    """A signature on the split of this name."""
+
+    round: int
+    by: Digest
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """Shares of the others, by the split of this name."""
 
@@ -85,7 +94,7 @@ class Answers:
     data: bytes
 
 
-Body = Ask | Send | Scores | Failing | About | Keys | Shares | Answers
+Body = Ask | Send | Scores | Failing | About | Keys | Shares | Consents | Answers
 
 
 @dataclass(frozen=True, slots=True)

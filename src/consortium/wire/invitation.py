@@ -68,6 +68,11 @@ class _Share(_Common):
     session: Hex32
 
 
+class _Agree(_Common):
+    kind: Literal["agree"] = "agree"
+    split: Hex32
+
+
 class _Unmask(_Common):
     kind: Literal["unmask"] = "unmask"
     split: Hex32
@@ -82,7 +87,7 @@ class _Evaluate(_Common):
 
 class _Kind(Message):
     model_config = Message.model_config | {"extra": "ignore"}
-    kind: Literal["train", "mask", "join", "share", "unmask", "evaluate"]
+    kind: Literal["train", "mask", "join", "share", "agree", "unmask", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ def _body(whom: dict[str, Any], duty: d.SiteDuty, plan: Plan) -> Message:
     match duty:
         case d.Share():
             return _Share(**whom, session=duty.session.hex())
+        case d.Agree():
+            return _Agree(**whom, split=duty.split.hex())
         case d.Unmask():
             return _Unmask(**whom, split=duty.split.hex())
         case d.Evaluate():
@@ -186,6 +193,12 @@ def _share(data: bytes) -> Invitation:
     return Invitation(body.federation, body.site, duty)
 
 
+def _agree(data: bytes) -> Invitation:
+    body = read_body(_Agree, data)
+    duty = d.Agree(*_place(body), _digest(body.split), body.deadline_ms)
+    return Invitation(body.federation, body.site, duty)
+
+
 def _unmask(data: bytes) -> Invitation:
     body = read_body(_Unmask, data)
     duty = d.Unmask(*_place(body), _digest(body.split), body.deadline_ms)
@@ -228,6 +241,7 @@ _READERS: dict[str, Callable[[bytes], Invitation]] = {
     "mask": _mask,
     "join": _join,
     "share": _share,
+    "agree": _agree,
     "unmask": _unmask,
     "evaluate": _evaluate,
 }

@@ -38,6 +38,14 @@ class SharesNote(Message):
     sealed: Octets
 
 
+class ConsentNote(Message):
+    """A member's signature on who is in the sum and who is not: on the session, all who shared, and
+    the members, as this site was told of them."""
+
+    split: Hex32
+    signature: Hex64
+
+
 class AnswerNote(Message):
     """A member's shares of all who shared with it, in the order of their ids: of who is in the
     sum, that of its own seed; of who dropped out, that of its pairwise one."""
@@ -81,6 +89,12 @@ class SplitSheet(Reply):
     """Who is in the sum: the record of `RoundClosed`."""
 
     closed: Record
+
+
+class ConsentSheet(Reply):
+    """Who has signed it: records of `ConsentReceived`."""
+
+    consents: list[Record]
 
 
 def packed(data: bytes) -> str:
