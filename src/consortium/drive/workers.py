@@ -6,6 +6,9 @@ by side, or one. Models and rows pass through shared memory; small messages are 
 sites' states behind them. Results come in the order in which they were asked for, and have the
 same bits as in this process: a site's random stream is its own, and every site trains in one
 thread. Of the jobs that lie ahead the one with the most records is begun first.
+
+Where many sites train side by side a job takes a few milliseconds. To send it, to be woken and to
+read the answer takes a part of that, so this process trains as well, and one less is forked.
 """
 
 from __future__ import annotations
@@ -66,6 +69,11 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
 
 
+_HERE = -1  # in place of a worker's number: this process
+# What was told of a job, where its rows are, and what its sites keep with what they send packed.
+_Done = tuple[dict[str, Any], int, list[bytes | None]]
+
+
 @dataclass(slots=True)
 class _Worker:
     pid: int
@@ -91,15 +99,17 @@ class WorkerEngine:
         self._free, self._used = deque(range(slots)), dict[int, int]()  # the latter by worker
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
-        self._cores = _cores(workers, local.at_once)
+        self._helps = local.at_once > 1  # this process does jobs, too
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
         try:
-            for _ in range(workers):
+            for _ in range(workers - self._helps):
                 self._workers.append(self._fork())
         except OSError:  # no more processes: end those that there are
             self.close()
             raise
+        if self._helps:
+            self._settle_in()
 
     @property
     def sites(self) -> Sequence[SimulatedSite]:
@@ -150,18 +160,23 @@ class WorkerEngine:
         """Keep every worker busy, and give results in the order of the jobs."""
         waiting, running = dict(enumerate(jobs)), dict[int, tuple[int, int]]()
         load = dict.fromkeys(range(len(self._workers)), 0)
-        ready: dict[int, tuple[dict[str, Any], int, memoryview]] = {}
+        ready: dict[int, _Done] = {}
         slots = len(self._free)
         try:
             for place, job in enumerate(jobs):
                 while place not in ready:
                     # Each job up to here has a slot, so that none waits for a later one's.
                     self._hand_out(waiting, place + slots, running, load, order, states)
-                    self._take_in(running, load, ready)
-                reply, slot, kept = ready.pop(place)
+                    mine = self._next_of(waiting, place + slots) if self._helps else None
+                    if mine is None:
+                        self._take_in(running, load, ready)
+                        continue
+                    ready[mine] = self._done_here(mine, waiting.pop(mine), order, states)
+                    self._take_in(running, load, ready, timeout_s=0.0)
+                reply, slot, both = ready.pop(place)
                 if "error" in reply:  # in the order of the seats, as the loop meets it
                     raise _revived(reply)
-                yield job, reply, slot, _parted(kept, reply.get("lengths", []))
+                yield job, reply, slot, both
                 self._free.append(slot)
         except GeneratorExit:  # nobody wants the rest; the workers go on to the next question
             self._free.extend(slot for _, slot, _ in ready.values())
@@ -181,29 +196,40 @@ class WorkerEngine:
         order: dict[str, Any],
         states: States,
     ) -> None:
-        while self._free:
+        while load and self._free:
             number = min(load, key=lambda known: load[known])
-            places = [place for place in islice(waiting, len(self._free)) if place < before]
-            if not places or load[number] >= _AHEAD:
+            # Nobody gets a second job while this process has none.
+            is_enough = load[number] >= _AHEAD or (load[number] and len(waiting) <= self._helps)
+            place = None if is_enough else self._next_of(waiting, before)
+            if place is None:
                 return
-            place = max(places, key=lambda at: (self._work_in(waiting[at]), -at))
             kept = [states(seat) for seat in waiting[place].seats]
             if load[number] and sum(len(state or b"") for state in kept) > _AHEAD_BYTES:
                 return  # it would wait for us to take its result, and we for it to take this
-            asked = waiting.pop(place)
             slot = self._slot_for(number)
-            job = {**order, "place": place, "slot": slot, "seats": list(asked.seats)}
-            job["wanted"], job["first_of_block"] = list(asked.wanted), asked.first_of_block
+            job = {**_job(waiting.pop(place), order, slot), "place": place}
             job["lengths"] = _lengths(kept)
-            worker = self._workers[number]
-            if self._cores and not load[number]:
-                _put(worker.pid, self._cores[number : number + 1])
             try:
-                worker.pipe.send_bytes(_packed(job, kept))
+                self._workers[number].pipe.send_bytes(_packed(job, kept))
             except OSError:
                 raise _death() from None
             running[place] = number, slot
             load[number] += 1
+
+    def _next_of(self, waiting: dict[int, Job], before: int) -> int | None:
+        """The place of the job to begin next, if there is one and a slot for it."""
+        places = [place for place in islice(waiting, len(self._free)) if place < before]
+        return max(places, key=lambda at: (self._work_in(waiting[at]), -at), default=None)
+
+    def _done_here(self, place: int, asked: Job, order: dict[str, Any], states: States) -> _Done:
+        """One job in this process."""
+        slot = self._slot_for(_HERE)
+        kept = [states(seat) for seat in asked.seats]
+        try:
+            reply, both = self._work(_job(asked, order, slot), kept)
+        except ConsortiumError as error:
+            reply, both = {"error": error}, []
+        return reply, slot, both
 
     def _slot_for(self, worker: int) -> int:
         """The one that it used last, if that is free: the memory is in its cache."""
@@ -223,11 +249,12 @@ class WorkerEngine:
         self,
         running: dict[int, tuple[int, int]],
         load: dict[int, int],
-        ready: dict[int, tuple[dict[str, Any], int, memoryview]],
+        ready: dict[int, _Done],
+        timeout_s: float | None = None,
     ) -> None:
-        """Wait for at least one result."""
+        """Wait for at least one result, so long."""
         pipes = {worker.pipe: number for number, worker in enumerate(self._workers)}
-        for pipe in wait([pipe for pipe, number in pipes.items() if load[number]]):
+        for pipe in wait([pipe for pipe, number in pipes.items() if load[number]], timeout_s):
             assert isinstance(pipe, Connection)
             try:
                 reply, kept = _unpacked(pipe.recv_bytes())
@@ -236,7 +263,7 @@ class WorkerEngine:
             place = int(reply["place"])
             _, slot = running.pop(place)
             load[pipes[pipe]] -= 1
-            ready[place] = reply, slot, kept
+            ready[place] = reply, slot, _parted(kept, reply.get("lengths", []))
 
     def _drain(self, running: dict[int, tuple[int, int]], load: dict[int, int]) -> None:
         """Results that nobody wants any more must be gone before the next question."""
@@ -266,9 +293,7 @@ class WorkerEngine:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
             ours.close()
             _give_way()
-            keep_freed_memory()
-            if self._get_ready is not None:
-                self._get_ready()
+            self._settle_in()
             gc.freeze()  # what was there before is neither looked at nor copied for it
             self._serve(theirs)
         except BaseException:
@@ -276,14 +301,18 @@ class WorkerEngine:
         finally:
             os._exit(0)  # never run the parent's clean-up
 
+    def _settle_in(self) -> None:
+        """Before the first job of this process."""
+        keep_freed_memory()
+        if self._get_ready is not None:
+            self._get_ready()
+
     def _serve(self, pipe: Connection) -> None:
         while True:
             try:
                 job, state = _unpacked(pipe.recv_bytes())
             except EOFError:
                 return
-            if self._cores:
-                _put(0, self._cores)
             try:
                 states = _parted(state, job["lengths"]) or [None] * len(job["seats"])
                 reply, kept = self._work(job, states)
@@ -293,7 +322,8 @@ class WorkerEngine:
                 kept = []
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()  # what a task prints must not be lost when we are ended
-            pipe.send_bytes(_packed({**reply, "place": job["place"]}, kept))
+            reply = {**reply, "place": job["place"], "lengths": _lengths(kept)}
+            pipe.send_bytes(_packed(reply, kept))
 
     def _work(
         self, job: dict[str, Any], states: list[bytes | None]
@@ -319,7 +349,7 @@ class WorkerEngine:
             "summed": self._summed(made, job),
         }
         both = [*made.states, *made.packed]
-        return {**told, "lengths": _lengths(both)}, both
+        return told, both
 
     def _summed(self, made: Contributions, job: dict[str, Any]) -> int | None:
         """Add up the rows of a block that begins with them, so that the parent need not, while
@@ -331,27 +361,17 @@ class WorkerEngine:
         return first
 
 
-def _cores(workers: int, at_once: int) -> list[int]:
-    """The core where each worker begins a job, if there is one for each and jobs are short; else
-    none. The system at times wakes two workers on one core, and takes longer to notice than such
-    a job lasts. Where some cores are left over it chooses: another simulation may be on those
-    that we would."""
-    cores = sorted(os.sched_getaffinity(0)) if at_once > 1 else []
-    return cores if workers == len(cores) else []
-
-
-def _put(pid: int, cores: list[int]) -> None:
-    """A process runs on these cores: one while it is woken, all once it works, so that it can go
-    out of somebody else's way."""
-    with suppress(OSError):  # it is gone, which is told elsewhere, or may not
-        os.sched_setaffinity(pid, cores)
-
-
 def _give_way() -> None:
     """A worker that is given a job does not push aside who gives it: the next worker would get
     its own only when this one is done."""
     with suppress(OSError, AttributeError):  # where there is no such thing, it is only slower
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _job(asked: Job, order: dict[str, Any], slot: int) -> dict[str, Any]:
+    """A job as a worker is told of it."""
+    wanted = {"wanted": list(asked.wanted), "first_of_block": asked.first_of_block}
+    return {**order, **wanted, "slot": slot, "seats": list(asked.seats)}
 
 
 def _lengths(parts: Sequence[bytes | None]) -> list[int]:
@@ -392,7 +412,10 @@ def _death() -> InternalError:
 
 
 def _revived(reply: dict[str, Any]) -> ConsortiumError:
-    """The error that a worker met, as one of ours: by a name on our own page of errors."""
+    """The error that a worker met, as one of ours: by a name on our own page of errors. One that
+    was met in this process is there as it is."""
+    if isinstance(reply["error"], ConsortiumError):
+        return reply["error"]
     kind = getattr(errors, reply["error"], None)
     if not (isinstance(kind, type) and issubclass(kind, ConsortiumError)):
         return InternalError(reply["message"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from consortium.plan.values import TrainingSection
+from consortium.torch.products import add_product, product
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # torch's defaults for Adam and AdamW
 _NARROW = 16  # columns
@@ -54,7 +55,8 @@ class Slot:
             left, right = right.transpose(1, 2), left.transpose(1, 2)
         if self.is_common and k == len(self.value):
             common = self.value.transpose(1, 2) if is_across else self.value
-            made = torch.baddbmm(common, left, right, beta=beta, alpha=alpha)
+            made = common.clone(memory_format=torch.contiguous_format)
+            add_product(made, left, right, beta, alpha)
             # From here on its memory lies on its side as well.
             self.into = self.value = made.transpose(1, 2) if is_across else made
             self.is_common = False
@@ -62,11 +64,11 @@ class Slot:
         self.own()
         into = first(self.into, k)
         if not is_across:
-            into.baddbmm_(left, right, beta=beta, alpha=alpha)
+            add_product(into, left, right, beta, alpha)
         elif into.stride(1) == 1:
-            into.transpose(1, 2).baddbmm_(left, right, beta=beta, alpha=alpha)
+            add_product(into.transpose(1, 2), left, right, beta, alpha)
         else:  # a layer that stays at its site
-            self.add(torch.bmm(left, right).transpose(1, 2))
+            self.add(product(left, right).transpose(1, 2))
 
     def own(self) -> None:
         """Give each site a value of its own."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from consortium.torch.layers import Kind, Layer
 from consortium.torch.masks import Masks
+from consortium.torch.products import product, product_with_one, sum_and_product
 from consortium.torch.side_descent import Slot, first
 
 _aten: Any = torch.ops.aten
@@ -55,14 +56,15 @@ class _Linear:
         k, shape = batch.k, x.shape
         self._x = x = x if x.ndim == 3 else x.reshape(k, -1, shape[-1])
         if self._weight.is_common and (self._bias is None or self._bias.is_common):
-            bias = None if self._bias is None else self._bias.value[0]
-            same = functional.linear(x, self._weight.value[0], bias)  # one product for all
+            same = product_with_one(x, self._weight.value[0].t())
+            if self._bias is not None:
+                same.add_(self._bias.value[0])
             return same if len(shape) == 3 else same.reshape(*shape[:-1], same.shape[-1])
         across = first(self._weight.value, k).transpose(1, 2)  # (k, in, out)
         if self._bias is None:
-            out = torch.bmm(x, across)
+            out = product(x, across)
         else:
-            out = torch.baddbmm(first(self._bias.value, k).unsqueeze(1), x, across)
+            out = sum_and_product(first(self._bias.value, k).unsqueeze(1), x, across)
         return out if len(shape) == 3 else out.reshape(*shape[:-1], out.shape[-1])
 
     def backward(self, grad: Tensor, batch: Batch, wants_input: bool) -> Tensor | None:
@@ -79,8 +81,8 @@ class _Linear:
 
     def _back(self, grad: Tensor, k: int) -> Tensor:
         if self._weight.is_common:
-            return grad @ self._weight.value[0]
-        return torch.bmm(grad, first(self._weight.value, k))
+            return product_with_one(grad, self._weight.value[0])
+        return product(grad, first(self._weight.value, k))
 
 
 class _Embedding:
