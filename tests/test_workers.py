@@ -20,7 +20,7 @@ from consortium.core.ids import Seat
 from consortium.drive import simulate as simulate_module
 from consortium.drive.engine import LocalEngine, Training, Trial, begin, jobs_of
 from consortium.drive.simulate import Options, Run, simulate
-from consortium.drive.workers import _MOST_SLOTS, WorkerEngine, _cores, default_workers
+from consortium.drive.workers import _MOST_SLOTS, WorkerEngine, default_workers
 from consortium.errors import (
     ConsortiumError,
     InternalError,
@@ -482,12 +482,6 @@ def test_a_block_is_added_up_by_who_trains_its_first_site() -> None:
     assert [job.first_of_block for job in jobs_of(seats(150), work, 50)] == [0, 14, 28]
     assert [job.first_of_block for job in jobs_of(seats(150)[20:60], work, 50)] == [0, None]
     assert jobs_of(seats(150), replace(work, ranks={}), 50)[0].first_of_block is None
-
-
-def test_workers_have_a_core_each_if_there_is_one_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 1})
-    assert [_cores(workers, 64) for workers in (1, 2, 3)] == [[], [1, 3], []]
-    assert _cores(2, 1) == []  # jobs of one large model last long enough
 
 
 def test_what_a_task_does_to_its_input_stays_in_its_process() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ class _Run:
         return self.at + (column - self.lo) * self.dtype.itemsize
 
 
-def _runs_of(specs: Sequence[TensorSpec]) -> tuple[_Run, ...]:
+@lru_cache(maxsize=64)  # a model's are asked for several times a round
+def _runs_of(specs: tuple[TensorSpec, ...]) -> tuple[_Run, ...]:
     runs: list[_Run] = []
     lo = at = 0
     for spec in specs:
@@ -130,7 +132,7 @@ def open_tensors(blobs: Blobs, layout: Layout, digest: Digest) -> dict[str, Stor
     at = read_model_header(layout, _beginning(blobs, digest), blobs.size(digest))
     vectors = {}
     for spec in layout.specs:
-        vectors[spec.name] = StoredVector(blobs, digest, at, _runs_of([spec]), DTYPES[spec.dtype])
+        vectors[spec.name] = StoredVector(blobs, digest, at, _runs_of((spec,)), DTYPES[spec.dtype])
         at += spec.size_bytes
     return vectors
 

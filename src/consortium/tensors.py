@@ -96,16 +96,26 @@ def arrays_of(specs: Sequence[TensorSpec], data: File, start: int) -> dict[str, 
 
 def write_header(specs: Sequence[TensorSpec], about: Mapping[str, str]) -> bytes:
     """The header of a file that holds these tensors, in the order of their names."""
-    entries: dict[str, object] = {METADATA: dict(sorted(about.items()))} if about else {}
-    at = 0
-    for spec in specs:
-        end = at + spec.size_bytes
-        shape = list(spec.shape)
-        entries[spec.name] = {"dtype": spec.dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    metadata = [f'"{METADATA}":{_compact(dict(sorted(about.items())))}'] if about else []
+    text = f"{{{','.join([*metadata, *_entries(tuple(specs))])}}}".encode()
     text += b" " * (-len(text) % 8)  # numbers start at a multiple of eight
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+@lru_cache(maxsize=64)
+def _entries(specs: tuple[TensorSpec, ...]) -> list[str]:
+    """What a header says of each tensor: the same for all files of one model."""
+    entries, at = [], 0
+    for spec in specs:
+        end = at + spec.size_bytes
+        entry = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [at, end]}
+        entries.append(f"{_compact(spec.name)}:{_compact(entry)}")
+        at = end
+    return entries
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def header_bytes(data: bytes) -> int:

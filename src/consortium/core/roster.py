@@ -63,7 +63,10 @@ class Roster:
         return seat in self.members or self.is_simulated(seat)
 
     def is_simulated(self, seat: Seat) -> bool:
-        return any(first <= seat < end for first, end in self.cohorts)
+        for first, end in self.cohorts:  # noqa: SIM110  # asked for every seat of a cohort
+            if first <= seat < end:
+                return True
+        return False
 
     def attributes(self, seat: Seat) -> dict[str, ReportValue]:
         member = self.members.get(seat)

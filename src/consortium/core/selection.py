@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from struct import Struct
 
 from consortium.core.ids import Seat, Seats
 from consortium.core.roster import Pool, Roster, eligible
@@ -16,7 +17,7 @@ from consortium.core.state import Round
 from consortium.core.terms import PPM, Selection, Terms
 
 _CONTEXT = b"consortium/selection/v1\0"
-_WORD_BYTES = 8
+_BLOCK = Struct(">4Q")  # the words of one digest
 _WORDS = 1 << 64
 
 
@@ -79,9 +80,7 @@ class _Draw:
 def _words(key: bytes) -> Iterator[int]:
     counter = 0
     while True:
-        block = sha256(key + counter.to_bytes(8, "big")).digest()
-        for at in range(0, len(block), _WORD_BYTES):
-            yield int.from_bytes(block[at : at + _WORD_BYTES], "big")
+        yield from _BLOCK.unpack(sha256(key + counter.to_bytes(8, "big")).digest())
         counter += 1
 
 

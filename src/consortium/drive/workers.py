@@ -171,8 +171,9 @@ class WorkerEngine:
                     if mine is None:
                         self._take_in(running, load, ready)
                         continue
-                    ready[mine] = self._done_here(mine, waiting.pop(mine), order, states)
-                    self._take_in(running, load, ready, timeout_s=0.0)
+                    ready[mine] = self._done_here(waiting.pop(mine), order, states)
+                    if waiting:  # somebody may be done, and have nothing to do
+                        self._take_in(running, load, ready, timeout_s=0.0)
                 reply, slot, both = ready.pop(place)
                 if "error" in reply:  # in the order of the seats, as the loop meets it
                     raise _revived(reply)
@@ -221,7 +222,7 @@ class WorkerEngine:
         places = [place for place in islice(waiting, len(self._free)) if place < before]
         return max(places, key=lambda at: (self._work_in(waiting[at]), -at), default=None)
 
-    def _done_here(self, place: int, asked: Job, order: dict[str, Any], states: States) -> _Done:
+    def _done_here(self, asked: Job, order: dict[str, Any], states: States) -> _Done:
         """One job in this process."""
         slot = self._slot_for(_HERE)
         kept = [states(seat) for seat in asked.seats]
@@ -253,8 +254,10 @@ class WorkerEngine:
         timeout_s: float | None = None,
     ) -> None:
         """Wait for at least one result, so long."""
-        pipes = {worker.pipe: number for number, worker in enumerate(self._workers)}
-        for pipe in wait([pipe for pipe, number in pipes.items() if load[number]], timeout_s):
+        pipes = {self._workers[number].pipe: number for number, jobs in load.items() if jobs}
+        # To wait for one of several takes longer than to read from it.
+        is_one = len(pipes) == 1 and timeout_s is None
+        for pipe in pipes if is_one else wait(list(pipes), timeout_s):
             assert isinstance(pipe, Connection)
             try:
                 reply, kept = _unpacked(pipe.recv_bytes())

@@ -15,17 +15,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 _ROWS_FIRST, _AS_IT_IS, _ON_ITS_SIDE = 101, 111, 112  # CblasRowMajor, CblasNoTrans, CblasTrans
 _FLOAT_BYTES = 4
-_MOST = 4096  # matrices of one call
 _KERNELS = "SkylakeX"  # OpenBLAS does not know every processor with AVX-512, and has these for all
 
 
@@ -72,82 +73,76 @@ class Blas:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._multiply = library.scipy_cblas_sgemm_batch
-        number, pointer = ctypes.c_int, ctypes.c_void_p
-        self._multiply.argtypes = [number, *[pointer] * 13, number, pointer]
         self._multiply.restype = None
-        self._places = _Places()
+        self._calls = _Calls()
 
     def multiply(
         self, into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float
     ) -> bool:
         """into := beta into + alpha left @ right; False and nothing done, if these lie in memory
         in a way that it does not know. What `into` held is not looked at if beta is zero."""
-        k, rows, inner = left.shape
-        columns = right.shape[2]
-        a, b = _lying(left, rows, inner), _lying(right, inner, columns)
-        step, line, side = into.stride()
-        is_known = side == 1 and line >= columns and k <= _MOST and into.dtype is torch.float32
-        if a is None or b is None or not is_known or inner == 0:
+        if not left.dtype is right.dtype is into.dtype is torch.float32:
             return False
-        if not left.dtype is right.dtype is torch.float32:
+        strides = left.stride(), right.stride(), into.stride()
+        call = self._calls.of(tuple(left.shape), right.shape[2], strides, (alpha, beta))
+        if call is None:
             return False
-        of = self._places
-        np.add(_steps(k, left.stride(0)), left.data_ptr(), out=of.lefts[:k])
-        np.add(_steps(k, right.stride(0)), right.data_ptr(), out=of.rights[:k])
-        np.add(_steps(k, step), into.data_ptr(), out=of.intos[:k])
-        _, at = _whole_numbers(a[0], b[0], rows, columns, inner, a[1], b[1], line, k)
-        _, factors = _numbers(alpha, beta)
-        self._multiply(
-            _ROWS_FIRST,
-            *at[:5],
-            factors[0],
-            of.at[0],
-            at[5],
-            of.at[1],
-            at[6],
-            factors[1],
-            of.at[2],
-            at[7],
-            1,
-            at[8],
-        )
+        call.starts[:, 0] = left.data_ptr(), right.data_ptr(), into.data_ptr()
+        np.add(call.starts, call.steps, out=call.places)
+        self._multiply(*call.arguments)
         return True
 
 
-class _Places(threading.local):
-    """Where matrices begin, of each thread."""
+_Strides = tuple[int, ...]
+
+
+class _Calls(threading.local):
+    """What the library is told of products of some form, but for where the matrices are. To put
+    that together takes as long as a small product. Each thread has its own: they are written to."""
 
     def __init__(self) -> None:
-        self.lefts, self.rights, self.intos = np.empty((3, _MOST), np.int64)
-        self.at = [part.ctypes.data for part in (self.lefts, self.rights, self.intos)]
+        self.of = lru_cache(maxsize=256)(_call)
 
 
-def _lying(matrices: Tensor, rows: int, columns: int) -> tuple[int, int] | None:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    starts: npt.NDArray[np.int64]  # (3, 1): of the first matrices
+    steps: npt.NDArray[np.int64]  # (3, k): from there to each of them
+    places: npt.NDArray[np.int64]  # (3, k): their sum
+    arguments: tuple[Any, ...]
+    kept: tuple[Any, ...]  # what the arguments point to
+
+
+def _call(
+    shape: tuple[int, int, int],
+    columns: int,
+    strides: tuple[_Strides, _Strides, _Strides],
+    factors: tuple[float, float],
+) -> _Call | None:
+    (k, rows, inner), (left, right, into) = shape, strides
+    a, b = _lying(left, rows, inner), _lying(right, inner, columns)
+    if a is None or b is None or into[2] != 1 or into[1] < columns or not inner:
+        return None
+    whole = np.array([a[0], b[0], rows, columns, inner, a[1], b[1], into[1], k], np.int32)
+    real = np.array(factors, np.float32)
+    steps = np.arange(k) * (_FLOAT_BYTES * np.array([left[0], right[0], into[0]])[:, None])
+    places = np.empty((3, k), np.int64)
+    numbers = [ctypes.c_void_p(whole[at:].ctypes.data) for at in range(len(whole))]
+    alpha, beta = (ctypes.c_void_p(real[at:].ctypes.data) for at in range(2))
+    lefts, rights, intos = (ctypes.c_void_p(part.ctypes.data) for part in places)
+    across = *numbers[:5], alpha, lefts, numbers[5], rights, numbers[6], beta, intos, numbers[7]
+    arguments = ctypes.c_int(_ROWS_FIRST), *across, ctypes.c_int(1), numbers[8]
+    return _Call(np.empty((3, 1), np.int64), steps, places, arguments, (whole, real))
+
+
+def _lying(strides: _Strides, rows: int, columns: int) -> tuple[int, int] | None:
     """Whether matrices lie as they are or on their side, and how far their lines are apart."""
-    _, line, side = matrices.stride()
+    _, line, side = strides
     if side == 1 and line >= columns:
         return _AS_IT_IS, line
     if line == 1 and side >= rows:
         return _ON_ITS_SIDE, side
     return None
-
-
-@lru_cache(maxsize=256)
-def _steps(k: int, stride: int) -> Any:
-    return np.arange(k, dtype=np.int64) * (_FLOAT_BYTES * stride)
-
-
-@lru_cache(maxsize=1024)
-def _whole_numbers(*values: int) -> tuple[Any, list[int]]:
-    """Numbers in memory, and where each of them is."""
-    array = np.array(values, np.int32)
-    return array, [array.ctypes.data + array.itemsize * at for at in range(len(values))]
-
-
-@lru_cache(maxsize=1024)
-def _numbers(*values: float) -> tuple[Any, list[int]]:
-    array = np.array(values, np.float32)
-    return array, [array.ctypes.data + array.itemsize * at for at in range(len(values))]
 
 
 # ---- whether it is there ------------------------------------------------------------

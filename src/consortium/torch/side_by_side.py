@@ -13,6 +13,7 @@ products of matrices round by where a matrix lies. So groups are told by the rou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,13 @@ class Group:
     ) -> None:
         training = members[0].site.training
         self._form, self._training = form, training
-        counts = [len(member.records) for member in members]
-        known = {n: _batch_sizes(form, n, training.batch_size) for n in set(counts)}
-        sizes = [known[n] for n in counts]
+        known = {n: _batch_sizes(form, n, training.batch_size) for n in {m.count for m in members}}
+        sizes = [known[member.count] for member in members]
         order = sorted(range(len(members)), key=lambda at: -len(sizes[at]))
         self.order = order  # places of the members, those with most steps first
         self._members = [members[at] for at in order]
         self._sizes = [sizes[at] for at in order]
+        self._forms = list(known.values())  # of their sizes, each once
         self._stack = Stack(form, self._members, shared)
         self.slots = self._stack.slots
         seeds = [member.seed for member in self._members]
@@ -94,11 +95,14 @@ class Group:
             inputs = inputs.reshape(*here.shape, *self._inputs.shape[1:])
             targets = self._targets.index_select(0, flat)
             targets = targets.reshape(*here.shape, *self._targets.shape[1:])
-            for at in range(start, stop):
+            for at, x, y in zip(range(start, stop), inputs.unbind(), targets.unbind(), strict=True):
                 if before is None or not np.array_equal(before[0], counts[at]):
                     before = (counts[at], *self._batch(counts[at], most))
                 _, batch, n = before
-                yield inputs[at - start, : batch.k, :n], targets[at - start, : batch.k, :n], batch
+                if (batch.k, n) == here.shape[1:]:  # a view takes time too
+                    yield x, y, batch
+                else:
+                    yield x[: batch.k, :n], y[: batch.k, :n], batch
             start = stop
 
     def _batch(self, counts: npt.NDArray[Any], most: int) -> tuple[Batch, int]:
@@ -106,6 +110,8 @@ class Group:
         k, n = int(np.count_nonzero(counts)), self._form.batch
         if counts.max() > n:  # at all of them at once
             n = most
+        if k == len(counts) and counts.min() == n:
+            return _full_batch(k, n, self._form.dtype), n
         here, sizes = tuple(counts[:k].tolist()), torch.from_numpy(counts[:k]).to(self._form.dtype)
         if min(here) == n:
             return Batch(here, sizes, None, torch.ones((), dtype=sizes.dtype) / n), n
@@ -118,27 +124,28 @@ class Group:
         (step, site). Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
-        steps, members, starts = (
-            epochs * len(self._sizes[0]),
-            len(self._members),
-            self._stack.starts,
-        )
-        orders = [
-            [member.site.rng.permutation(count) for _ in range(epochs)]
-            for member, count in zip(self._members, map(sum, self._sizes), strict=True)
-        ]
-        if all(min(sizes) == most and len(sizes) * epochs == steps for sizes in self._sizes):
-            drawn = np.concatenate([order for own in orders for order in own])
+        steps, members = epochs * len(self._sizes[0]), len(self._members)
+        starts = self._stack.starts
+        orders = [member.drawn_order() for member in self._members for _ in range(epochs)]
+        if all(min(sizes) == most and len(sizes) * epochs == steps for sizes in self._forms):
+            drawn = np.concatenate(orders)
             rows = drawn.reshape(members, steps, most) + np.array(starts)[:, None, None]
             return rows, np.full((steps, members), most)
         rows, counts = np.empty((members, steps, most), np.int64), np.zeros((steps, members), int)
-        for at, (own, sizes) in enumerate(zip(orders, self._sizes, strict=True)):
-            each = sizes * epochs
+        for at, sizes in enumerate(self._sizes):
+            own, each = orders[at * epochs : (at + 1) * epochs], sizes * epochs
             counts[: len(each), at] = each
             rows[at] = starts[at]
             is_real = np.arange(most)[None, :] < np.array(each)[:, None]
             rows[at, : len(each)][is_real] += np.concatenate(own)
         return rows, counts
+
+
+@lru_cache(maxsize=64)
+def _full_batch(k: int, n: int, dtype: torch.dtype) -> Batch:
+    """A step of k sites with n records each: most steps are the same one."""
+    share = torch.ones((), dtype=dtype) / n
+    return Batch((n,) * k, torch.full((k,), n, dtype=dtype), None, share)
 
 
 def _batch_sizes(form: GroupForm, records: int, batch_size: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,7 @@ class ChainWay:
 class ChainPass:
     way: ChainWay
     layers: list[SideLayer]
+    _firsts: dict[frozenset[str], int] = field(default_factory=dict)
 
     def hand_out_gradients(
         self, inputs: Tensor, targets: Tensor, batch: Batch, names: frozenset[str]
@@ -62,7 +63,9 @@ class ChainPass:
         for layer in self.layers:
             x = layer.forward(x, batch)
         grad: Tensor | None = loss_gradient(self.way.outputs, x, targets, batch)
-        first = self.first_trained(names)
+        first = self._firsts.get(names)
+        if first is None:
+            first = self._firsts[names] = self.first_trained(names)
         for at in range(len(self.layers) - 1, first - 1, -1):
             assert grad is not None
             grad = self.layers[at].backward(grad, batch, at > first)
@@ -76,7 +79,12 @@ class ChainPass:
 def loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch) -> Tensor:
     """Of the mean over each site's own records; rows that do not count get zeros."""
     width = 1
-    if kind is Outputs.CLASSES:
+    if kind is Outputs.CLASSES and outputs.shape[-1] == 2:
+        # Of two classes it is the sigmoid of their difference, which takes half of the time.
+        second = torch.sub(outputs[..., 1], outputs[..., 0]).sigmoid_()
+        second.sub_(targets.reshape(second.shape))
+        found = torch.stack((-second, second), -1)
+    elif kind is Outputs.CLASSES:
         # Torch's own softmax takes several times as long for rows of a few numbers.
         found = (outputs - outputs.amax(-1, keepdim=True)).exp_()
         found.div_(found.sum(-1, keepdim=True))

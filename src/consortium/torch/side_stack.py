@@ -71,6 +71,11 @@ class Member:
     records: TensorRecords
     inputs: Tensor  # of these records, as the group takes them: see `padded`
     staying: dict[str, Tensor]  # what it keeps, and what is frozen, as it is now
+    count: int  # of the records
+
+    def drawn_order(self) -> npt.NDArray[np.int64]:
+        """All records, in the order of the next epoch."""
+        return self.site.rng.permutation(self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class Stack:
         self.buffers = {name: self._stacked(name) for name in form.parts.buffers}
         self.inputs = torch.cat([member.inputs for member in members])
         self.targets = torch.cat([member.records.targets for member in members])
-        counts = (len(member.records) for member in members)
+        counts = (member.count for member in members)
         self.starts = list(accumulate(counts, initial=0))[:-1]  # of each member's records
 
     def kept(self) -> list[Arrays]:

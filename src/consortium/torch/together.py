@@ -189,10 +189,13 @@ def _can_be_private(form: GroupForm | None, bench: Bench) -> bool:
 
 
 def _member(site: Site, seed: int, bench: Bench, form: GroupForm) -> Member:
-    assert isinstance(bench.train, TensorRecords)
-    if "inputs" not in bench.memo:
-        bench.memo["inputs"] = padded(form, bench.train.inputs)
-    return Member(site, seed, bench.train, bench.memo["inputs"], bench.staying(site))
+    found: tuple[TensorRecords, Tensor, int] | None = bench.memo.get("records")
+    if found is None:
+        assert isinstance(bench.train, TensorRecords)
+        found = bench.train, padded(form, bench.train.inputs), len(bench.train)
+        bench.memo["records"] = found
+    records, inputs, count = found
+    return Member(site, seed, records, inputs, bench.staying(site), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ class _Made:
             for name, stacked in self._shared.items():
                 stacked[ordered] = group.slots[name].value.numpy()
         for place, taken, kept in zip(ordered, steps, group.kept(), strict=True):
-            self.records[place] = len(members[place].records)
+            self.records[place] = members[place].count
             self._states[place] = kept or None
             self._steps[place] = taken
 
