@@ -167,7 +167,7 @@ class WorkerEngine:
                 while place not in ready:
                     # Each job up to here has a slot, so that none waits for a later one's.
                     self._hand_out(waiting, place + slots, running, load, order, states)
-                    mine = self._next_of(waiting, place + slots) if self._helps else None
+                    mine = self._own_place(waiting, place + slots)
                     if mine is None:
                         self._take_in(running, load, ready)
                         continue
@@ -218,9 +218,17 @@ class WorkerEngine:
             load[number] += 1
 
     def _next_of(self, waiting: dict[int, Job], before: int) -> int | None:
-        """The place of the job to begin next, if there is one and a slot for it."""
+        """The place of the job to hand out next, if there is one and a slot for it: that with the
+        most records; of the same, the first. If this process begins with those, the last."""
         places = [place for place in islice(waiting, len(self._free)) if place < before]
-        return max(places, key=lambda at: (self._work_in(waiting[at]), -at), default=None)
+        sign = 1 if self._helps else -1
+        return max(places, key=lambda at: (self._work_in(waiting[at]), sign * at), default=None)
+
+    def _own_place(self, waiting: dict[int, Job], before: int) -> int | None:
+        """The place of a job to do here: the first, so that its result is taken while others are
+        at work on later ones."""
+        first = next(iter(waiting), before) if self._helps and self._free else before
+        return first if first < before else None
 
     def _done_here(self, asked: Job, order: dict[str, Any], states: States) -> _Done:
         """One job in this process."""
