@@ -145,6 +145,8 @@ def give_consent(state: Federation, terms: Terms, item: i.GiveConsent) -> Facts:
         if held.signature == item.signature:
             return ()
         raise AlreadySubmittedError("this site has signed who is in the sum")
+    if asked.step is Step.UNMASKING:
+        return ()  # enough have signed: nobody waits for it any more, but its site is to answer
     _check_open(asked, Step.AGREEING, item.seat in asked.members)
     received = m.ConsentReceived(item.round, item.seat, item.signature, item.now_ms)
     seats = {*asked.consents, item.seat}
