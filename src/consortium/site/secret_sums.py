@@ -158,6 +158,8 @@ class SecretSums:
         _check_round(closed.round, duty.round)
         agreed = self._agreed_in(duty.round)
         members = agreed.sites(closed.members)
+        if self._me not in members:
+            raise VerificationError("the split counts this site out")
         shared = _record(self._kept(duty.round, SHARING, SharingSheet).closed, SharesClosed)
         if not members <= agreed.sites(shared.seats):
             raise VerificationError("the split names a member that did not share its seeds")
