@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from consortium.core import facts as f
 from consortium.core import secagg_facts as m
 from consortium.core import site_facts as s
 from consortium.core.codec import decode
+from consortium.core.federation import evolve
+from consortium.core.ids import Seat
 from consortium.core.secagg import two_thirds
+from consortium.core.state import Federation
 from consortium.drive.directory import DataDirectory
 from consortium.drive.lock import make_lock, write_lock
 from consortium.drive.study import load_study
@@ -340,6 +344,58 @@ def test_update_without_masks_is_refused_and_the_others_are_summed(
     assert closed_in(facts, f.RoundClosed)[1] == (2, 3, 4)
     openly.kill()
     check_all(small, sites[1:], facts)
+
+
+# A site that signs something else than who is in the sum.
+_FALSELY = """
+import sys
+from pathlib import Path
+from consortium.site.agent import Agent
+from consortium.site.home import SiteHome
+from consortium.site.secret_sums import SecretSums
+home = SiteHome.open(Path(sys.argv[1]))
+right = SecretSums.consent
+def falsely(self, number, split):
+    signature = self._home.key.sign(b"whatever").hex()
+    return right(self, number, split).model_copy(update={"signature": signature})
+SecretSums.consent = falsely
+Agent(home, on_event=lambda event: print("{}", flush=True), until_finished=True).run()
+"""
+
+
+def test_signature_on_something_else_is_refused_and_the_others_are_summed(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1, names=FOUR)
+    falsely = Process([sys.executable, "-c", _FALSELY, str(sites[0].home)], sites[0].agent.log)
+    falsely.start()
+    small.others.append(falsely)
+    begin(small, [site.agent for site in sites[1:]])
+    assert [site.agent.wait() for site in sites[1:]] == [0] * 3
+    facts = facts_of(small)
+    assert closed_in(facts, m.ConsentsClosed)[1] == (2, 3, 4)
+    assert closed_in(facts, f.RoundClosed)[1] == (1, 2, 3, 4)
+    falsely.kill()
+    check_all(small, sites[1:], facts)
+    signed = [replace(one, seat=Seat(1)) for one in facts if isinstance(one, m.ConsentReceived)]
+    assert [_complaint(small, facts, one) for one in signed] == [_NOT_SIGNED] * 3
+
+
+_NOT_SIGNED = "the site did not sign this split"
+
+
+def _complaint(small: Small, facts: list[Any], forged: m.ConsentReceived) -> str | None:
+    """What an audit says of a log in which the first signature is this one."""
+    state = Federation()
+    for fact in facts:
+        if isinstance(fact, m.ConsentReceived):
+            break
+        evolve(state, fact)
+    directory = DataDirectory(small.data)
+    try:
+        return Evidence(directory.blobs, Tally()).complaint(state, forged)
+    finally:
+        directory.close()
 
 
 # A coordinator that asks for the updates themselves, though the plan that was approved has masks.
