@@ -20,8 +20,9 @@ from consortium.core.ids import Secret, SiteId
 from consortium.crypto.recipes import SigningKey
 from consortium.crypto.secure_sum import consent
 from consortium.crypto.secure_sum.consent import check_consents
+from consortium.crypto.secure_sum.graph import threshold_for
 from consortium.crypto.secure_sum.keys import SEED_BYTES, Seeds, make_keys
-from consortium.crypto.secure_sum.session import RoundName, Session, Split, terms_for
+from consortium.crypto.secure_sum.session import RoundName, Session, Split, Terms, terms_for
 from consortium.crypto.secure_sum.site import Site
 from consortium.errors import ConsortiumError
 from consortium.testing.bare import Sight, Sites, laid_bare
@@ -41,7 +42,7 @@ def tolerated(sites: int) -> int:
 class Scene:
     """So many sites, of whom the last ones collude."""
 
-    def __init__(self, count: int, colluding: int) -> None:
+    def __init__(self, count: int, colluding: int, terms: Terms | None = None) -> None:
         self.sites = tuple(SiteId(str(number)) for number in range(count))
         self.honest, self.colluding = self.sites[: count - colluding], self.sites[-colluding:]
         if not colluding:
@@ -51,7 +52,7 @@ class Scene:
             for at, site in enumerate(self.sites)
         }
         adverts = [make_keys(NAME, site, seeds[site]) for site in self.sites]
-        self.session = Session(NAME, terms_for(count), adverts)
+        self.session = Session(NAME, terms or terms_for(count), adverts)
         self.parties = {site: Site(self.session, site, seeds[site]) for site in self.honest}
         self.keys = {
             site: SigningKey.from_secret(Secret(bytes([at + 1]) * 32))
@@ -109,7 +110,14 @@ class Scene:
                     own[owner].add(site)
                 for owner in split.dropped:
                     pairwise[owner].add(site)
+        for kind in (own, pairwise):
+            for owner, holders in kind.items():
+                holders &= self.held_by(owner)
         return own, pairwise
+
+    @cache  # noqa: B019
+    def held_by(self, owner: SiteId) -> Sites:
+        return frozenset(self.session.holders(owner))
 
     def bare(self, stories: Stories) -> list[Sites]:
         """Which sums are known then."""
@@ -118,13 +126,17 @@ class Scene:
             {site for site, holders in kind.items() if len(holders) >= least}
             for kind in self.holders(stories)
         )
-        masked = {site: (one.survivors | one.dropped) - {site} for site, one in stories.items()}
+        masked = {
+            site: ((one.survivors | one.dropped) & self.held_by(site)) - {site}
+            for site, one in stories.items()
+        }
         return laid_bare(Sight(masked, own, pairwise | set(self.colluding)))
 
     def leaks(self, stories: Stories) -> bool:
-        """Whether the sum of fewer honest sites is known than an honest coordinator's."""
-        least = max(2, self.session.terms.quorum - len(self.colluding))
-        return any(len(group) < least for group in self.bare(stories))
+        """Whether the sum of fewer honest sites is known than `tolerated_for` says."""
+        terms = self.session.terms
+        least = (terms.quorum if terms.degree is None else terms.threshold) - len(self.colluding)
+        return any(len(group) < max(2, least) for group in self.bare(stories))
 
     # ---- which stories --------------------------------------------------------------
 
@@ -156,7 +168,7 @@ class Scene:
         """How many shares are missing to read the first site."""
         own, pairwise = self.holders(stories)
         first, least = self.honest[0], self.session.terms.threshold
-        peers = stories[first].survivors | stories[first].dropped
+        peers = (stories[first].survivors | stories[first].dropped) & self.held_by(first)
         needed = [own[first], *(pairwise[site] for site in self.honest[1:] if site in peers)]
         return sum(max(0, least - len(holders)) for holders in needed)
 
@@ -193,6 +205,34 @@ def test_no_story_of_many_lays_fewer_bare(count: int, colluding: int) -> None:
 def test_with_one_more_that_colludes_some_story_does(count: int) -> None:
     scene = Scene(count, tolerated(count) + 1)
     assert any(scene.leaks(stories) for stories in scene.sought(TRIES, seed=1))
+
+
+# ---- where sites have neighbours ----------------------------------------------------
+
+
+def sparse(count: int, degree: int, colluding: int, seed: int) -> Scene:
+    """As of more than a hundred sites: who is whose neighbour, the seed decides."""
+    terms = Terms(threshold_for(degree + 1), threshold_for(count), degree, bytes([seed]) * 32)
+    return Scene(count, colluding, terms)
+
+
+@pytest.mark.parametrize(("count", "degree", "colluding"), [(7, 4, 2), (8, 4, 2), (8, 6, 2)])
+def test_no_story_lays_a_site_with_neighbours_bare(count: int, degree: int, colluding: int) -> None:
+    """Fewer than 2t - h of all collude, so fewer of any site's holders."""
+    assert colluding < 2 * threshold_for(degree + 1) - (degree + 1)
+    sums = 0
+    for seed in range(4):
+        scene = sparse(count, degree, colluding, seed)
+        for stories in scene.sought(4, seed=seed):
+            assert not scene.leaks(stories), stories
+            sums += bool(scene.bare(stories))
+    assert sums > 0
+
+
+def test_with_one_more_that_colludes_some_story_lays_a_site_with_neighbours_bare() -> None:
+    scenes = (sparse(7, 4, 3, seed) for seed in range(8))
+    told = ((scene, stories) for scene in scenes for stories in scene.sought(4, seed=1))
+    assert any(scene.leaks(stories) for scene, stories in told)
 
 
 # ---- planted bugs -------------------------------------------------------------------

@@ -283,6 +283,17 @@ def test_session_that_would_sum_a_minority_is_refused(scene: Scene) -> None:
         scene.sites[0].look_at(scene.tell_session(), small)
 
 
+def test_session_of_more_sites_than_the_plan_says_is_refused(scene: Scene) -> None:
+    """Beyond a hundred, sites would mask with some alone; and a sum could wrap."""
+    few, enough = (
+        PLAN.model_copy(update={"selection": PLAN.selection.model_copy(update={"target": target})})
+        for target in (3, 4)
+    )
+    with pytest.raises(VerificationError, match="more sites than the plan's sums"):
+        scene.sites[0].look_at(scene.tell_session(), few)
+    scene.sites[0].look_at(scene.tell_session(), enough)
+
+
 def test_sum_of_fewer_sites_than_the_policy_wants_is_refused(scene: Scene) -> None:
     Policy(min_sites=4).write(scene.folder / "0" / "policy.toml")
     with pytest.raises(PolicyError, match="4 are the fewest here"):

@@ -41,8 +41,8 @@ FULL_UP_TO = 100
 
 
 def two_thirds(sites: int) -> int:
-    """Of so many, rounded up. Two groups of so many share a third of all: no owner's two seeds come
-    together unless so many sites collude with the coordinator.
+    """Of so many, rounded up. Two groups of so many share a third of all: so no two splits are
+    signed by as many, unless a third of all collude with the coordinator and sign both.
 
     >>> [two_thirds(sites) for sites in (3, 4, 50, 100)]
     [2, 3, 34, 67]
