@@ -16,6 +16,8 @@ from consortium.core import secagg_facts as m
 from consortium.core.codec import encode
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.names import session_name, sharing_name, split_name
+from consortium.core.secagg import two_thirds
+from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.recipes import SigningKey
 from consortium.crypto.secure_sum.coordinator import MaskedSum, unmask
 from consortium.drive.secret_sum import (
@@ -56,17 +58,18 @@ from consortium.wire.secret_sum import (
 FEDERATION, SIZE, NUMBER = "f" * 32, 40, 7
 FORM = masked_row_form(SIZE)
 BASE = Digest(bytes(32))
+SEED = bytes(32)  # of the round
 PLAN = Plan()
 
 
 class Scene:
-    """Four sites, and a coordinator that tells them what this scene says."""
+    """A few sites, and a coordinator that tells them what this scene says."""
 
-    def __init__(self, folder: Path, number: int = NUMBER) -> None:
-        self.folder, self.number = folder, number
-        self.keys = [SigningKey.generate() for _ in range(4)]
-        self.names = [SiteId(f"{at:032x}") for at in range(1, 5)]
-        self.sites = [self._site(at) for at in range(4)]
+    def __init__(self, folder: Path, count: int = 4) -> None:
+        self.folder, self.number, self.quorum = folder, NUMBER, two_thirds(count)
+        self.keys = [SigningKey.generate() for _ in range(count)]
+        self.names = [SiteId(f"{at:032x}") for at in range(1, count + 1)]
+        self.sites = [self._site(at) for at in range(count)]
         self.sheets: dict[str, Any] = {}
         self.blobs = FileBlobs(folder / "coordinator")
 
@@ -99,29 +102,29 @@ class Scene:
             parts = [bytes.fromhex(part) for part in told]
             facts.append(m.KeysReceived(self.number, Seat(at + 1), *parts, 5))
         seats = tuple(fact.seat for fact in facts)
-        self.keyed = m.KeysClosed(self.number, seats, 3, 9, 5)
+        self.keyed = m.KeysClosed(self.number, seats, self.quorum, 9, 5)
         self.facts = facts
         self.tell_session()
 
     def tell_session(self, **changes: Any) -> d.Share:
         identities = [
             Identity(seat=at + 1, site=self.names[at], key=self.keys[at].public.hex())
-            for at in range(4)
+            for at in range(len(self.sites))
         ]
         sheet = SessionSheet(
-            seed="00" * 32,
+            seed=SEED.hex(),
             sites=identities,
             keys=[encode(fact).hex() for fact in self.facts],
             closed=encode(self.keyed).hex(),
         ).model_copy(update=changes)
         self.sheets["session"] = sheet
-        name = session_name(self.facts, self.keyed)
+        name = session_name(SEED, self.facts, self.keyed)
         return d.Share(self.number, Seat(1), name, 9)
 
     def share_all(self) -> d.Train:
         named = list(zip(self.names, self.facts, strict=True))
-        self.session = make_session(FEDERATION, bytes(32), 3, named)
-        name = session_name(self.facts, self.keyed)
+        self.session = make_session(FEDERATION, SEED, self.quorum, named)
+        name = session_name(SEED, self.facts, self.keyed)
         self.files = {}
         for at, site in enumerate(self.sites):
             site.look_at(self.tell_session(), PLAN)
@@ -141,10 +144,12 @@ class Scene:
 
     def mask(self, at: int, values: int) -> Any:
         """What leaves a site that made so many ones."""
+        return self.mask_row(at, np.full(SIZE, values, np.uint32))
+
+    def mask_row(self, at: int, row: U32) -> Any:
         site = self.sites[at]
         self.tell_sharing(at)
         site.look_at(self.asked_to_mask(), PLAN)
-        row = np.full(SIZE, values, np.uint32)
         update = site._home.blobs.put(save_update(Update(cast(Any, row), 1.0, BASE), FORM))
         made = site.masked(self.number, sharing_name(self.shared), update, FORM)
         assert not site._home.blobs.has(update)
@@ -211,7 +216,7 @@ def test_after_a_crash_a_site_gives_the_same_again(scene: Scene) -> None:
     before = scene.sites[0].keys(NUMBER)
     assert scene.again(0).keys(NUMBER) == before
     scene.share_all()
-    name = session_name(scene.facts, scene.keyed)
+    name = session_name(SEED, scene.facts, scene.keyed)
     shares = scene.sites[0].shares(NUMBER, name)
     assert scene.again(0).shares(NUMBER, name) == shares
     for at in range(4):
@@ -255,6 +260,12 @@ def test_session_of_another_name_is_refused(scene: Scene) -> None:
         scene.sites[0].look_at(asked, PLAN)
 
 
+def test_session_with_another_seed_than_others_were_told_is_refused(scene: Scene) -> None:
+    """Of many sites it decides about neighbours."""
+    with pytest.raises(VerificationError, match="not the one that the coordinator has signed"):
+        scene.sites[0].look_at(scene.tell_session(seed="11" * 32), PLAN)
+
+
 def test_keys_that_their_site_did_not_sign_are_refused(scene: Scene) -> None:
     scene.facts[2] = replace(scene.facts[2], signature=bytes(64))
     with pytest.raises(SignatureError):
@@ -277,6 +288,17 @@ def test_session_that_would_sum_a_minority_is_refused(scene: Scene) -> None:
     small = PLAN.model_copy(update={"federation": PLAN.federation.model_copy(update={"quorum": 4})})
     with pytest.raises(VerificationError, match="fewer sites than the plan says"):
         scene.sites[0].look_at(scene.tell_session(), small)
+
+
+def test_session_of_more_sites_than_the_plan_says_is_refused(scene: Scene) -> None:
+    """Beyond a hundred, sites would mask with some alone; and a sum could wrap."""
+    few, enough = (
+        PLAN.model_copy(update={"selection": PLAN.selection.model_copy(update={"target": target})})
+        for target in (3, 4)
+    )
+    with pytest.raises(VerificationError, match="more sites than the plan's sums"):
+        scene.sites[0].look_at(scene.tell_session(), few)
+    scene.sites[0].look_at(scene.tell_session(), enough)
 
 
 def test_sum_of_fewer_sites_than_the_policy_wants_is_refused(scene: Scene) -> None:
@@ -369,6 +391,14 @@ def test_split_with_a_stranger_or_too_few_is_refused(scene: Scene) -> None:
         scene.sites[0].look_at(scene.split((0, 1)), PLAN)
 
 
+def test_split_that_counts_a_site_out_is_not_signed_by_it(scene: Scene) -> None:
+    """Its signature would count for a sum that it is not in."""
+    scene.share_all()
+    scene.mask(3, 1)
+    with pytest.raises(VerificationError, match="counts this site out"):
+        scene.sites[3].look_at(scene.split((0, 1, 2)), PLAN)
+
+
 def test_record_of_another_round_is_refused(scene: Scene) -> None:
     scene.share_all()
     scene.shared = replace(scene.shared, round=NUMBER + 1)
@@ -381,7 +411,7 @@ def test_without_its_seeds_a_site_cannot_go_on(scene: Scene) -> None:
     scene.share_all()
     scene.sites[0].forget()
     with pytest.raises(CorruptStoreError):
-        scene.sites[0].shares(NUMBER, session_name(scene.facts, scene.keyed))
+        scene.sites[0].shares(NUMBER, session_name(SEED, scene.facts, scene.keyed))
 
 
 # ---- files --------------------------------------------------------------------------
