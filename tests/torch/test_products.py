@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -139,6 +141,17 @@ def test_it_is_never_taken_without_the_instructions_that_it_needs(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert not products._has_width_that_torch_leaves()
+
+
+@pytest.mark.skipif(not HAS_AVX512, reason="the kernels are for processors with AVX-512")
+def test_a_library_that_somebody_loaded_with_other_kernels_is_left_alone() -> None:
+    """In a process of its own: what is loaded stays."""
+    program = (
+        "import os; os.environ['OPENBLAS_CORETYPE'] = 'Haswell'; import scipy_openblas32\n"
+        "from consortium.torch.products import loaded; print(loaded())"
+    )
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"None\n"
 
 
 def test_without_the_package_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:

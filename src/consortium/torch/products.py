@@ -163,7 +163,12 @@ def loaded() -> Blas | None:
     if not paths:
         return None
     with _environment(OPENBLAS_CORETYPE=_KERNELS, OPENBLAS_NUM_THREADS="1"):
-        return Blas(ctypes.CDLL(str(paths[0])))  # a copy that nobody else uses
+        library = ctypes.CDLL(str(paths[0]))
+    name = library.scipy_openblas_get_corename
+    name.restype = ctypes.c_char_p
+    # If somebody else has loaded it before, it is as they wanted it.
+    is_ours = name() == _KERNELS.encode() and library.scipy_openblas_get_num_threads() == 1
+    return Blas(library) if is_ours else None
 
 
 def _has_width_that_torch_leaves() -> bool:
