@@ -139,6 +139,7 @@ CAUGHT_BY = {
     "members are asked when too few have signed the split": "exchanges_close_when_they_are_due",
     "members are asked before anybody has signed": "a_secret_sum_has_its_quorum",
     "a second signature replaces the first": "only_members_sign",
+    "who signs after enough others is turned away": "what_is_waited_for_is_taken",
     "members are asked at the deadline, agreed or not": "exchanges_close_when_they_are_due",
     "the answer of a site that is no member counts": "only_members_answer",
     "a second answer replaces the first": "only_members_answer",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from consortium.core.terms import Masking, Metric
-from consortium.crypto.secure_sum.graph import threshold_for
+from consortium.crypto.secure_sum.graph import threshold_for, tolerated_for
 from consortium.errors import (
     ImpossiblePlanError,
     InternalError,
@@ -18,7 +18,13 @@ from consortium.plan import Plan, parse_plan, write_plan
 from consortium.plan.noise import resolved
 from consortium.plan.promises import ADJACENCY, AGAINST, HIDDEN, simulated_promises
 from consortium.plan.scores import score_bounds
-from consortium.plan.security import honest_sites, masked_form, most_sites, tolerated
+from consortium.plan.security import (
+    honest_sites,
+    masked_form,
+    most_sites,
+    tolerated,
+    tolerated_anyway,
+)
 from consortium.plan.signal import signal_of
 from consortium.update.ring import bits_for
 
@@ -304,10 +310,29 @@ def test_more_colluding_sites_mean_more_noise_and_none_the_least() -> None:
     assert shares[2] / shares[0] == pytest.approx(np.sqrt(7 / 5))
 
 
-def test_of_more_than_a_hundred_sites_a_fifth_may_collude() -> None:
+def test_of_more_than_a_hundred_sites_a_fifth_may_collude_and_fewer_with_one_that_lies() -> None:
     plan = parse_plan(sized(200, 134, NOISED))
-    assert tolerated(plan) == 26
-    assert any("20 % of a round's sites" in line for line in plan.guarantees())
+    assert (tolerated(plan), tolerated_anyway(plan)) == (26, 18)
+    told = "\n".join(resolved(plan).guarantees())
+    assert "20 % of a round's sites work with a coordinator that keeps to the protocol" in told
+    assert "lays nobody bare with at most 18 of them, but may see sums of fewer than 134" in told
+    assert f"{AGAINST['contribution']}, while the coordinator keeps to the protocol" in told
+
+
+@pytest.mark.parametrize(
+    ("sites", "quorum", "words"),
+    [(4, 3, "while no site works"), (6, 4, "while at most one site works"), (100, 67, "most 22")],
+)
+def test_up_to_a_hundred_fewer_than_a_third_may_work_with_a_coordinator_that_lies(
+    sites: int, quorum: int, words: str
+) -> None:
+    plan = parse_plan(sized(sites, quorum))
+    assert tolerated(plan) == tolerated_anyway(plan) == (quorum - 1) // 3
+    # Whoever is invited, as long as the plan allows it.
+    assert all(tolerated(plan) <= tolerated_for(some) for some in range(quorum, sites + 1))
+    (told,) = [line for line in plan.guarantees() if line.startswith("HIDDEN")]
+    assert "also if the coordinator lies to them" in told and words in told
+    assert f"fewer than a third of the {quorum} that are summed at least" in told
 
 
 def test_noise_that_was_not_computed_makes_no_ring() -> None:
@@ -345,7 +370,8 @@ def test_a_masked_plan_says_what_is_seen_and_what_is_not() -> None:
         "sees the sum of the updates",
         "which sites took part",
         "HIDDEN: single updates, what each site weighs",
-        "fewer than a third of a round's sites",
+        "sign who is in it, and help to take the masks off only when two thirds of all",
+        "while at most 2 sites work with it",
         "no anomaly filter",
         "backdoor",
         "no differential privacy in this plan",

@@ -479,9 +479,18 @@ def test_the_same_signature_again_is_old_news_and_another_is_refused() -> None:
         world.agree(1, name="others")
     world.agree(2, 3)
     assert world.agree(1) == ()
+    assert list(world.round.agreed) == [1, 2, 3]
+
+
+def test_who_signs_after_enough_others_is_not_turned_away_and_answers() -> None:
+    """A site that is refused leaves the round, and then there may be too few to answer."""
+    world = agreeing()
+    world.agree(1, 2, 3)
+    assert world.agree(4) == () and 4 not in world.round.consents
+    assert isinstance(owed_by(world.state, Seat(4)), d.Unmask)
+    world.answer(4, 1, 2)
     with pytest.raises(DeadlineExpiredError):
         world.agree(4)
-    assert list(world.round.agreed) == [1, 2, 3]
 
 
 def test_only_members_sign_and_with_a_whole_signature() -> None:

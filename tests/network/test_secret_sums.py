@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from consortium.core import facts as f
 from consortium.core import secagg_facts as m
 from consortium.core import site_facts as s
 from consortium.core.codec import decode
+from consortium.core.federation import evolve
+from consortium.core.ids import Seat
+from consortium.core.secagg import two_thirds
+from consortium.core.state import Federation
 from consortium.drive.directory import DataDirectory
 from consortium.drive.lock import make_lock, write_lock
 from consortium.drive.study import load_study
@@ -28,6 +33,7 @@ from consortium.stored import open_model
 from tests.site.federation import PLAN, Process, Site, Small, found, wait_for
 
 NAMES = ("one", "two", "three", "four", "five", "six")
+FOUR = NAMES[:4]  # of whom three are enough
 MASKED = """
 [security]
 secure_aggregation = true
@@ -57,7 +63,7 @@ def tell(event):
     print(json.dumps(event.told()), flush=True)
 Agent(SiteHome.open(home), on_event=tell, until_finished=True).run()
 """
-PHASES = ("keys", "shares", "masked", "answer")
+PHASES = ("keys", "shares", "masked", "consent", "answer")
 
 
 def doomed(site: Site, phase: str, number: int) -> Process:
@@ -81,21 +87,22 @@ def secret(
     phase: str = "20s",
     duration: str = "60s",
     more: str = MASKED,
+    names: tuple[str, ...] = NAMES,
     **how: str,
 ) -> tuple[Small, list[Site]]:
     small = found(
         folder,
         rounds=rounds,
-        quorum=4,
-        sites=6,
+        quorum=two_thirds(len(names)),
+        sites=len(names),
         duration=duration,
-        selection="target = 6",
+        selection=f"target = {len(names)}",
         more=more.format(phase=phase),
         **how,
     )
     made.append(small)
     small.order("hold")
-    return small, [small.add(name, options=("--until-finished",)) for name in NAMES]
+    return small, [small.add(name, options=("--until-finished",)) for name in names]
 
 
 def begin(small: Small, processes: list[Process]) -> None:
@@ -157,12 +164,12 @@ _SIGNED = (
 def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=4, phase="6s", duration="10s")
-    fates = list(zip(sites[:4], PHASES, strict=True))
+    small, sites = secret(tmp_path, made, rounds=5, phase="4s", duration="6s")
+    fates = list(zip(sites[:5], PHASES, strict=True))
     lost = [doomed(site, phase, at) for at, (site, phase) in enumerate(fates, 1)]
-    begin(small, [*lost, *(site.agent for site in sites[4:])])
-    for at, (process, site) in enumerate(zip(lost, sites[:4], strict=True), 1):
-        wait_for(lambda gone=process: gone.running and gone.running.poll() == -9, 60.0)
+    begin(small, [*lost, sites[5].agent])
+    for at, (process, site) in enumerate(zip(lost, sites[:5], strict=True), 1):
+        wait_for(lambda gone=process: _is_killed(gone), 60.0)
         small.order("hold")  # the next round waits until the site is back
         wait_for(lambda number=at: small.status()["version"] >= number, 60.0)
         site.agent.start()
@@ -172,43 +179,60 @@ def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
     assert [site.agent.wait() for site in sites] == [0] * 6
     facts = facts_of(small)
     keyed, shared = closed_in(facts, m.KeysClosed), closed_in(facts, m.SharesClosed)
-    members, answered = closed_in(facts, f.RoundClosed), closed_in(facts, m.AnswersClosed)
-    assert [len(keyed[at]) for at in (1, 2, 3, 4)] == [5, 6, 6, 6]
-    assert [len(shared[at]) for at in (1, 2, 3, 4)] == [5, 5, 6, 6]
-    assert [len(members[at]) for at in (1, 2, 3, 4)] == [5, 5, 5, 6]
-    assert all(4 <= len(seats) <= 5 for seats in answered.values())
-    assert small.status()["version"] == 4
+    members, signed = closed_in(facts, f.RoundClosed), closed_in(facts, m.ConsentsClosed)
+    answered = closed_in(facts, m.AnswersClosed)
+    assert [len(keyed[at]) for at in range(1, 6)] == [5, 6, 6, 6, 6]
+    assert [len(shared[at]) for at in range(1, 6)] == [5, 5, 6, 6, 6]
+    assert [len(members[at]) for at in range(1, 6)] == [5, 5, 5, 6, 6]
+    assert 4 not in signed[4] and 5 not in answered[5]
+    assert all(4 <= len(seats) <= 5 for seats in (*signed.values(), *answered.values()))
+    assert small.status()["version"] == 5
     check_all(small, sites, facts)
     for at, site in enumerate(sites):
-        for number in range(1, 5):
+        for number in range(1, 6):
             has_receipt = (site.home / "receipts" / f"round-{number}.proof").exists()
-            assert has_receipt is (number != at + 1 or at == 3)
+            assert has_receipt is (number != at + 1 or at >= 3)
+
+
+def _is_killed(process: Process) -> bool:
+    return process.running is not None and process.running.poll() == -9
 
 
 def _connections(process: Process) -> int:
     return sum(event["kind"] == "connected" for event in process.events())
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_site_killed_in_a_phase_comes_back_and_counts(
-    tmp_path: Path, made: list[Small], phase: str
-) -> None:
-    small, sites = secret(tmp_path, made, rounds=1)
-    process = doomed(sites[0], phase, 1)
-    # Four answers suffice, so two must be late for one of them to be waited for.
-    late = doomed(sites[5], phase, 1) if phase == "answer" else sites[5].agent
-    begin(small, [process, *(site.agent for site in sites[1:5]), late])
-    wait_for(lambda: process.running is not None and process.running.poll() == -9, 40.0)
-    sites[0].agent.start()
-    if phase == "answer":
-        wait_for(lambda: late.running is not None and late.running.poll() == -9, 40.0)
-        sites[5].agent.start()
+def test_site_killed_in_each_phase_comes_back_and_counts(tmp_path: Path, made: list[Small]) -> None:
+    """A round waits for keys, shares and updates of all. Four signatures and four answers are
+    enough, so three must be killed for one of them to be waited for."""
+    small, sites = secret(tmp_path, made, rounds=5)
+    first = [doomed(site, phase, at) for at, (site, phase) in enumerate(_alone(sites), 1)]
+    last = [doomed(site, "answer", 5) for site in sites[3:]]
+    begin(small, [*first, *last])
+    again = [doomed(site, "consent", 4) for site in sites[:3]]
+    for process, after in zip(first, again, strict=True):
+        wait_for(lambda gone=process: _is_killed(gone), 40.0)
+        after.start()
+        small.others.append(after)
+    for killed, back in ((again, sites[:3]), (last, sites[3:])):
+        wait_for(lambda three=killed: all(map(_is_killed, three)), 40.0)
+        for site in back:
+            site.agent.start()
     assert [site.agent.wait() for site in sites] == [0] * 6
     facts = facts_of(small)
-    assert closed_in(facts, f.RoundClosed)[1] == (1, 2, 3, 4, 5, 6)
+    members = closed_in(facts, f.RoundClosed)
+    assert members == dict.fromkeys(range(1, 6), (1, 2, 3, 4, 5, 6))
+    assert {1, 2, 3} & set(closed_in(facts, m.ConsentsClosed)[4])
+    assert {4, 5, 6} & set(closed_in(facts, m.AnswersClosed)[5])
     check_all(small, sites, facts)
-    trained = sites[0].trained()
-    assert trained == ([1, 1] if phase == "masked" else [1])
+    twice = [1, 2, 3, 3, 4, 5]  # killed between training and masking
+    assert [site.trained() for site in sites] == [[1, 2, 3, 4, 5]] * 2 + [twice] + [
+        [1, 2, 3, 4, 5]
+    ] * 3
+
+
+def _alone(sites: list[Site]) -> list[tuple[Site, str]]:
+    return list(zip(sites[:3], PHASES[:3], strict=True))
 
 
 # ---- nothing but sums ---------------------------------------------------------------
@@ -264,7 +288,7 @@ _LAYOUT = Layout.of({"w": np.zeros(400, np.float32)})
 
 
 def _plan_of(more: str) -> Plan:
-    text = PLAN.format(rounds=1, quorum=4, selection="target = 6", wait_for=6, duration="60s")
+    text = PLAN.format(rounds=1, quorum=3, selection="target = 4", wait_for=4, duration="60s")
     return parse_plan(text + more)
 
 
@@ -273,13 +297,13 @@ def test_coordinator_has_no_trace_of_a_single_update(
     tmp_path: Path, made: list[Small], is_masked: bool
 ) -> None:
     more = MASKED if is_masked else _OPEN
-    small, sites = secret(tmp_path, made, rounds=1, more=more, task=_NUMBERS)
+    small, sites = secret(tmp_path, made, rounds=1, more=more, names=FOUR, task=_NUMBERS)
     for seed, site in enumerate(sites):
         site.data.write_text(str(seed))
     begin(small, [site.agent for site in sites])
-    assert [site.agent.wait() for site in sites] == [0] * 6
+    assert [site.agent.wait() for site in sites] == [0] * 4
     small.coordinator.end()
-    found = [_traces(small.data, seed) for seed in range(6)]
+    found = [_traces(small.data, seed) for seed in range(4)]
     assert all(not one for one in found) if is_masked else all(found)
 
 
@@ -308,18 +332,70 @@ Agent(home, on_event=lambda event: print("{}", flush=True), until_finished=True)
 def test_update_without_masks_is_refused_and_the_others_are_summed(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=1)
+    small, sites = secret(tmp_path, made, rounds=1, names=FOUR)
     openly = Process([sys.executable, "-c", _OPENLY, str(sites[0].home)], sites[0].agent.log)
     openly.start()
     small.others.append(openly)
     begin(small, [site.agent for site in sites[1:]])
-    assert [site.agent.wait() for site in sites[1:]] == [0] * 5
+    assert [site.agent.wait() for site in sites[1:]] == [0] * 3
     facts = facts_of(small)
     (rejected,) = [fact for fact in facts if isinstance(fact, f.UpdateRejected)]
     assert (rejected.seat, rejected.fault) == (1, f.Fault.DIMENSIONS)
-    assert closed_in(facts, f.RoundClosed)[1] == (2, 3, 4, 5, 6)
+    assert closed_in(facts, f.RoundClosed)[1] == (2, 3, 4)
     openly.kill()
     check_all(small, sites[1:], facts)
+
+
+# A site that signs something else than who is in the sum.
+_FALSELY = """
+import sys
+from pathlib import Path
+from consortium.site.agent import Agent
+from consortium.site.home import SiteHome
+from consortium.site.secret_sums import SecretSums
+home = SiteHome.open(Path(sys.argv[1]))
+right = SecretSums.consent
+def falsely(self, number, split):
+    signature = self._home.key.sign(b"whatever").hex()
+    return right(self, number, split).model_copy(update={"signature": signature})
+SecretSums.consent = falsely
+Agent(home, on_event=lambda event: print("{}", flush=True), until_finished=True).run()
+"""
+
+
+def test_signature_on_something_else_is_refused_and_the_others_are_summed(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=1, names=FOUR)
+    falsely = Process([sys.executable, "-c", _FALSELY, str(sites[0].home)], sites[0].agent.log)
+    falsely.start()
+    small.others.append(falsely)
+    begin(small, [site.agent for site in sites[1:]])
+    assert [site.agent.wait() for site in sites[1:]] == [0] * 3
+    facts = facts_of(small)
+    assert closed_in(facts, m.ConsentsClosed)[1] == (2, 3, 4)
+    assert closed_in(facts, f.RoundClosed)[1] == (1, 2, 3, 4)
+    falsely.kill()
+    check_all(small, sites[1:], facts)
+    signed = [replace(one, seat=Seat(1)) for one in facts if isinstance(one, m.ConsentReceived)]
+    assert [_complaint(small, facts, one) for one in signed] == [_NOT_SIGNED] * 3
+
+
+_NOT_SIGNED = "the site did not sign this split"
+
+
+def _complaint(small: Small, facts: list[Any], forged: m.ConsentReceived) -> str | None:
+    """What an audit says of a log in which the first signature is this one."""
+    state = Federation()
+    for fact in facts:
+        if isinstance(fact, m.ConsentReceived):
+            break
+        evolve(state, fact)
+    directory = DataDirectory(small.data)
+    try:
+        return Evidence(directory.blobs, Tally()).complaint(state, forged)
+    finally:
+        directory.close()
 
 
 # A coordinator that asks for the updates themselves, though the plan that was approved has masks.
@@ -340,7 +416,7 @@ desk.owed_by = greedy
 def test_site_gives_nothing_to_a_coordinator_that_drops_the_masks(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=1, prelude=_GREEDY)
+    small, sites = secret(tmp_path, made, rounds=1, names=FOUR, prelude=_GREEDY)
     begin(small, [site.agent for site in sites])
     wait_for(lambda: all(site.agent.told("trouble") for site in sites), 60.0)
     told = [event for site in sites for event in site.agent.events() if event["kind"] == "trouble"]
@@ -352,7 +428,7 @@ def test_site_gives_nothing_to_a_coordinator_that_drops_the_masks(
 def test_federation_with_masks_takes_no_plan_without_them(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, _ = secret(tmp_path, made, rounds=1)
+    small, _ = secret(tmp_path, made, rounds=1, names=FOUR)
     small.coordinator.end()
     plan = small.folder / "study" / "consortium.toml"
     plan.write_text(plan.read_text().replace(MASKED.format(phase="20s"), _OPEN))
@@ -365,10 +441,10 @@ def test_federation_with_masks_takes_no_plan_without_them(
 def test_site_whose_people_ask_for_masks_declines_a_plan_without_them(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=1, more=_OPEN)
+    small, sites = secret(tmp_path, made, rounds=1, names=FOUR, more=_OPEN)
     assert sites[0].command("site", "policy", "--set", "masks=required").returncode == 0
     begin(small, [site.agent for site in sites])
-    assert [site.agent.wait() for site in sites] == [0] * 6
+    assert [site.agent.wait() for site in sites] == [0] * 4
     (declined,) = [fact for fact in sites[0].facts() if isinstance(fact, s.InvitationDeclined)]
     assert declined.failure is f.Failure.POLICY
     assert not any(isinstance(fact, s.UpdateSpooled) for fact in sites[0].facts())
@@ -377,7 +453,7 @@ def test_site_whose_people_ask_for_masks_declines_a_plan_without_them(
 def test_site_that_knows_too_few_of_the_others_gives_no_shares(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=2)
+    small, sites = secret(tmp_path, made, rounds=2, names=FOUR)
     strangers = ",".join(("ab" * 32, "cd" * 32))
     wanted = ("--set", f"known={strangers}", "--set", "min_known=2")
     assert sites[0].command("site", "policy", *wanted).returncode == 0
@@ -385,9 +461,9 @@ def test_site_that_knows_too_few_of_the_others_gives_no_shares(
     wait_for(lambda: sites[0].agent.told("declined"), 60.0)
     assert not any(isinstance(fact, s.SessionPinned) for fact in sites[0].facts())
     shown = sites[0].command("site", "members").stdout
-    assert "this site" in shown and shown.count("not known") == 5
+    assert "this site" in shown and shown.count("not known") == 3
     keys = [line.split()[6] for line in shown.splitlines()[2:4]]
     assert sites[0].command("site", "policy", "--set", f"known={','.join(keys)}").returncode == 0
-    assert [site.agent.wait() for site in sites] == [0] * 6
+    assert [site.agent.wait() for site in sites] == [0] * 4
     members = closed_in(facts_of(small), f.RoundClosed)
     assert 1 not in members[1], "it did not know anybody"

@@ -15,6 +15,7 @@ from consortium.crypto.secure_sum.graph import (
     degree_for,
     failure_chance,
     threshold_for,
+    tolerated_for,
 )
 from consortium.errors import ImpossiblePlanError
 from tests.secagg.scene import ids
@@ -48,6 +49,22 @@ def test_the_chance_of_failure_is_that_of_the_distribution(sites: int, degree: i
     wanted = sites * hypergeom.cdf(threshold - 2, sites - 1, sites - 1 - dropped, degree)
     found = failure_chance(sites, degree, threshold, dropped)
     assert found == pytest.approx(min(1.0, wanted), rel=1e-9)
+
+
+def test_of_many_sites_eighteen_may_work_with_a_coordinator_that_lies() -> None:
+    """The plan's sentences say so of every number of sites beyond a hundred."""
+    assert min(map(tolerated_for, range(101, 160))) == 18
+    assert min(map(tolerated_for, range(160, 2000, 97))) >= 18
+
+
+@pytest.mark.parametrize(("sites", "chance"), [(300, 0.6), (500, 0.5), (1000, 0.8)])
+def test_a_fifth_is_too_many_for_a_coordinator_that_lies(sites: int, chance: float) -> None:
+    """How likely it is that some site has 2t - h colluding holders, about: so it can be told a list
+    by which it is laid bare. It is why a fifth is promised of one that keeps to the protocol."""
+    degree = degree_for(sites)
+    needed = 2 * threshold_for(degree + 1) - (degree + 1)
+    for_one = hypergeom.sf(needed - 1, sites - 1, sites // 5, degree)
+    assert 1 - (1 - for_one) ** (sites * 4 // 5) > chance
 
 
 def test_who_cannot_be_protected_by_some_masks_with_all() -> None:

@@ -165,6 +165,19 @@ def test_update_that_is_gone_from_the_disk_is_told_as_a_failure(scene: Scene) ->
     assert scene.events[-1].code == MissingBlobError.code
 
 
+def test_seeds_of_a_round_go_when_its_failure_was_told(scene: Scene) -> None:
+    ground = scene.train()
+    about = (ground.base, ground.server_state, ground.plan, ground.task, ground.deadline_ms)
+    scene.tools.machine.feed(p.Asked(d.JoinSum(1, SEAT, *about), NOW_MS))
+    scene.tools.secrets.keys(1)
+    scene.tools.machine.feed(p.Broke(1, Failure.POLICY, NOW_MS))
+    seeds = scene.tools.home.path / "secrets" / "round-1.seeds"
+    assert seeds.exists()
+    scene.small.routes["POST", "/v1/rounds/1/failure"] = lambda _: (200, {})
+    Answers(scene.tools, lambda: None).give(p.TellFailure(1, Failure.POLICY))
+    assert scene.state.stage is Stage.IDLE and not seeds.exists()
+
+
 def test_what_the_coordinator_misses_is_no_loss_here(scene: Scene) -> None:
     work = spooled(scene)
     problem = {"code": MissingBlobError.code, "detail": "no such upload"}

@@ -115,6 +115,29 @@ def test_end_of_the_round_is_asked_for_while_it_is_trained(scene: Scene) -> None
     assert scene.asked()["have"] == "first"
 
 
+@pytest.mark.parametrize("is_keyed", [True, False])
+def test_seeds_of_a_round_that_failed_early_go_when_its_end_is_told(
+    scene: Scene, is_keyed: bool
+) -> None:
+    """Also of a last one, after which nobody begins another."""
+    ground = scene.train()
+    about = (ground.base, ground.server_state, ground.plan, ground.task, ground.deadline_ms)
+    scene.approve()
+    scene.tools.clock.observe(NOW_MS)
+    scene.tools.machine.feed(p.Asked(d.JoinSum(1, SEAT, *about), NOW_MS))
+    scene.tools.secrets.keys(1)
+    if is_keyed:
+        scene.tools.machine.feed(p.Heard(p.SendKeys(1), NOW_MS))
+    seeds = scene.tools.home.path / "secrets" / "round-1.seeds"
+    assert scene.listener.ask() and seeds.exists()
+    assert scene.asked()["unsettled"] == 1
+    scene.says["settled"] = {"round": 1, "is_counted": False}
+    assert scene.listener.ask() and not seeds.exists()
+    del scene.says["settled"]
+    assert scene.listener.ask()
+    assert scene.asked()["unsettled"] == 0, "it was told"
+
+
 def test_state_that_could_not_be_moved_is_moved_before_the_next_question(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

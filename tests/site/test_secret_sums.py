@@ -16,6 +16,8 @@ from consortium.core import secagg_facts as m
 from consortium.core.codec import encode
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.names import session_name, sharing_name, split_name
+from consortium.core.secagg import two_thirds
+from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.recipes import SigningKey
 from consortium.crypto.secure_sum.coordinator import MaskedSum, unmask
 from consortium.drive.secret_sum import (
@@ -60,13 +62,13 @@ PLAN = Plan()
 
 
 class Scene:
-    """Four sites, and a coordinator that tells them what this scene says."""
+    """A few sites, and a coordinator that tells them what this scene says."""
 
-    def __init__(self, folder: Path, number: int = NUMBER) -> None:
-        self.folder, self.number = folder, number
-        self.keys = [SigningKey.generate() for _ in range(4)]
-        self.names = [SiteId(f"{at:032x}") for at in range(1, 5)]
-        self.sites = [self._site(at) for at in range(4)]
+    def __init__(self, folder: Path, count: int = 4) -> None:
+        self.folder, self.number, self.quorum = folder, NUMBER, two_thirds(count)
+        self.keys = [SigningKey.generate() for _ in range(count)]
+        self.names = [SiteId(f"{at:032x}") for at in range(1, count + 1)]
+        self.sites = [self._site(at) for at in range(count)]
         self.sheets: dict[str, Any] = {}
         self.blobs = FileBlobs(folder / "coordinator")
 
@@ -99,14 +101,14 @@ class Scene:
             parts = [bytes.fromhex(part) for part in told]
             facts.append(m.KeysReceived(self.number, Seat(at + 1), *parts, 5))
         seats = tuple(fact.seat for fact in facts)
-        self.keyed = m.KeysClosed(self.number, seats, 3, 9, 5)
+        self.keyed = m.KeysClosed(self.number, seats, self.quorum, 9, 5)
         self.facts = facts
         self.tell_session()
 
     def tell_session(self, **changes: Any) -> d.Share:
         identities = [
             Identity(seat=at + 1, site=self.names[at], key=self.keys[at].public.hex())
-            for at in range(4)
+            for at in range(len(self.sites))
         ]
         sheet = SessionSheet(
             seed="00" * 32,
@@ -120,7 +122,7 @@ class Scene:
 
     def share_all(self) -> d.Train:
         named = list(zip(self.names, self.facts, strict=True))
-        self.session = make_session(FEDERATION, bytes(32), 3, named)
+        self.session = make_session(FEDERATION, bytes(32), self.quorum, named)
         name = session_name(self.facts, self.keyed)
         self.files = {}
         for at, site in enumerate(self.sites):
@@ -141,10 +143,12 @@ class Scene:
 
     def mask(self, at: int, values: int) -> Any:
         """What leaves a site that made so many ones."""
+        return self.mask_row(at, np.full(SIZE, values, np.uint32))
+
+    def mask_row(self, at: int, row: U32) -> Any:
         site = self.sites[at]
         self.tell_sharing(at)
         site.look_at(self.asked_to_mask(), PLAN)
-        row = np.full(SIZE, values, np.uint32)
         update = site._home.blobs.put(save_update(Update(cast(Any, row), 1.0, BASE), FORM))
         made = site.masked(self.number, sharing_name(self.shared), update, FORM)
         assert not site._home.blobs.has(update)
@@ -279,6 +283,17 @@ def test_session_that_would_sum_a_minority_is_refused(scene: Scene) -> None:
         scene.sites[0].look_at(scene.tell_session(), small)
 
 
+def test_session_of_more_sites_than_the_plan_says_is_refused(scene: Scene) -> None:
+    """Beyond a hundred, sites would mask with some alone; and a sum could wrap."""
+    few, enough = (
+        PLAN.model_copy(update={"selection": PLAN.selection.model_copy(update={"target": target})})
+        for target in (3, 4)
+    )
+    with pytest.raises(VerificationError, match="more sites than the plan's sums"):
+        scene.sites[0].look_at(scene.tell_session(), few)
+    scene.sites[0].look_at(scene.tell_session(), enough)
+
+
 def test_sum_of_fewer_sites_than_the_policy_wants_is_refused(scene: Scene) -> None:
     Policy(min_sites=4).write(scene.folder / "0" / "policy.toml")
     with pytest.raises(PolicyError, match="4 are the fewest here"):
@@ -367,6 +382,14 @@ def test_split_with_a_stranger_or_too_few_is_refused(scene: Scene) -> None:
         scene.sites[0].look_at(scene.split((0, 1, 7)), PLAN)
     with pytest.raises(InsufficientParticipantsError):
         scene.sites[0].look_at(scene.split((0, 1)), PLAN)
+
+
+def test_split_that_counts_a_site_out_is_not_signed_by_it(scene: Scene) -> None:
+    """Its signature would count for a sum that it is not in."""
+    scene.share_all()
+    scene.mask(3, 1)
+    with pytest.raises(VerificationError, match="counts this site out"):
+        scene.sites[3].look_at(scene.split((0, 1, 2)), PLAN)
 
 
 def test_record_of_another_round_is_refused(scene: Scene) -> None:

@@ -49,6 +49,7 @@ class Evidence:
         self._blobs, self._tally = blobs, tally
         self._audience: str | None = None  # the coordinator's own id: one in a whole log
         self._used: set[tuple[str, str]] = set()  # (site, nonce) of every request so far
+        self._split: tuple[Digest, bytes] | None = None  # the last one, and what is signed of it
 
     def complaint(self, state: Federation, fact: f.Fact) -> str | None:
         """What is wrong with the request that `fact` rests on; None when it is right, or when
@@ -102,20 +103,25 @@ class Evidence:
 
     def _about_consent(self, state: Federation, fact: m.ConsentReceived) -> str | None:
         """As keys: every member has seen it, and answered because of it."""
-        known = state.round
-        assert known is not None, "a legal fact of a round has one"
-        named = known.named
-        keys = [(named[seat], given) for seat, given in known.keys.items()]
-        session = make_session(state.id, known.seed, known.quorum, keys)
-        members = (named[seat] for seat in known.members)
-        split = split_of({named[seat] for seat in known.sharers}, members)
         try:
-            key = state.roster.members[fact.seat].key
-            verify(key, split.to_sign(session), fact.signature)
+            verify(state.roster.members[fact.seat].key, self._signed(state), fact.signature)
         except ConsortiumError:
             return "the site did not sign this split"
         self._tally.count += 1
         return None
+
+    def _signed(self, state: Federation) -> bytes:
+        """What all members of the open round sign: made once, because it looks at every key."""
+        known = state.round
+        assert known is not None and known.split is not None, "a legal fact of a round has both"
+        if self._split is None or self._split[0] != known.split:
+            named = known.named
+            keys = [(named[seat], given) for seat, given in known.keys.items()]
+            session = make_session(state.id, known.seed, known.quorum, keys)
+            members = (named[seat] for seat in known.members)
+            split = split_of({named[seat] for seat in known.sharers}, members)
+            self._split = known.split, split.to_sign(session)
+        return self._split[1]
 
     def _body(self, state: Federation, fact: _Answer) -> Message:
         """What the site must have sent, if the fact is true."""

@@ -135,8 +135,8 @@ def _resume(state: Participant, item: ResumeSite) -> SiteFacts:
 
 
 def _asked(state: Participant, item: Asked) -> SiteFacts:
-    # Work that would come too late is not begun. Keys, shares and answers cost nothing, their time
-    # is short, and clocks differ: whether they come in time, the coordinator says.
+    # Work that would come too late is not begun. What a secret sum asks for costs nothing, its time
+    # is short, and clocks differ: whether it comes in time, the coordinator says.
     is_work = isinstance(item.duty, d.Train | d.Evaluate)
     if is_work and item.now_ms > item.duty.deadline_ms:
         raise DeadlineExpiredError("the invitation's deadline is over")

@@ -41,8 +41,8 @@ FULL_UP_TO = 100
 
 
 def two_thirds(sites: int) -> int:
-    """Of so many, rounded up. Two groups of so many share a third of all: no owner's two seeds come
-    together unless so many sites collude with the coordinator.
+    """Of so many, rounded up. Two groups of so many share a third of all: so no two splits are
+    signed by as many, unless a third of all collude with the coordinator and sign both.
 
     >>> [two_thirds(sites) for sites in (3, 4, 50, 100)]
     [2, 3, 34, 67]
@@ -145,6 +145,8 @@ def give_consent(state: Federation, terms: Terms, item: i.GiveConsent) -> Facts:
         if held.signature == item.signature:
             return ()
         raise AlreadySubmittedError("this site has signed who is in the sum")
+    if asked.step is Step.UNMASKING:
+        return ()  # enough have signed: nobody waits for it any more, but its site is to answer
     _check_open(asked, Step.AGREEING, item.seat in asked.members)
     received = m.ConsentReceived(item.round, item.seat, item.signature, item.now_ms)
     seats = {*asked.consents, item.seat}

@@ -18,7 +18,7 @@ class MaskingAdopted:
     """Sums of the plan that was just adopted are secret: its sites mask what they send."""
 
     KIND = 80
-    phase_ms: int  # how long keys, shares and answers are waited for, each
+    phase_ms: int  # how long keys, shares, signatures and answers are waited for, each
     at_ms: int
 
 
@@ -86,7 +86,7 @@ class ConsentReceived:
 @dataclass(frozen=True, slots=True)
 class ConsentsClosed:
     """These members signed the same split, and are two thirds of all who gave keys. No other split
-    can have as many, unless a third of all lie: so members answer by this one."""
+    can have as many, unless a third of all sign both: so members answer by this one."""
 
     KIND = 88
     round: int

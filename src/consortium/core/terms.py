@@ -92,7 +92,7 @@ class Budget:
 class Masking:
     """How a secret sum is made."""
 
-    phase_ms: int  # how long keys, shares and answers are waited for, each
+    phase_ms: int  # how long keys, shares, signatures and answers are waited for, each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from consortium.plan.privacy import PRESETS, SCORE_SENSITIVITY, PrivacySection
-from consortium.plan.security import honest_sites
+from consortium.plan.security import honest_sites, is_full
 
 if TYPE_CHECKING:
     from consortium.plan.values import Plan
@@ -85,6 +85,9 @@ def _promise(plan: Plan) -> str:
 def _against(plan: Plan) -> str:
     if plan.is_masked and plan.unit == "site":
         return "everybody who sees models; not against the coordinator, who sees the exact sum"
+    if plan.has_noise_shares and not is_full(plan):
+        # One that lies may see sums of fewer sites, with less noise.
+        return f"{AGAINST[plan.unit]}, while the coordinator keeps to the protocol"
     return AGAINST[plan.unit]
 
 

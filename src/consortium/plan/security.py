@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from consortium.core.terms import PPM, Metric
-from consortium.crypto.secure_sum.graph import FULL_UP_TO, USUAL
+from consortium.crypto.secure_sum.graph import FULL_UP_TO, USUAL, tolerated_for
 from consortium.errors import ImpossiblePlanError
 from consortium.model import Form, Layout, masked_row_form
 from consortium.plan.section import Duration, Section
@@ -32,7 +32,8 @@ class SecuritySection(Section):
         default=False, description="sites mask their updates: the coordinator sees the sum alone"
     )
     phase: Duration = Field(
-        default="10m", description="how long keys, shares and answers are waited for, each"
+        default="10m",
+        description="how long keys, shares, signatures and answers are waited for, each",
     )
     bits: int | None = Field(
         default=None,
@@ -53,14 +54,28 @@ def most_sites(plan: Plan) -> int | None:
 def tolerated(plan: Plan) -> int:
     """How many of the fewest that are summed may work with the coordinator, and lay nobody bare.
 
-    Where everybody masks with everybody: fewer than a third, even if the coordinator tells
-    different sites that different ones have dropped out. It would take 2t - n of n sites with a
-    threshold t of two thirds. Of more than a hundred, who mask with some, a fifth: see `Tolerance`.
+    Where everybody masks with everybody: fewer than a third, whatever the coordinator tells whom,
+    because sites answer for each other only when two thirds of all have signed the same. Of more
+    than a hundred, who mask with some, a fifth, if the coordinator keeps to the protocol: see
+    `Tolerance`; and `tolerated_anyway` if it does not.
     """
-    quorum, most = plan.federation.quorum, most_sites(plan)
-    if most is not None and most > FULL_UP_TO:
+    quorum = plan.federation.quorum
+    if not is_full(plan):
         return quorum * USUAL.colluding_percent // 100
     return (quorum - 1) // 3
+
+
+def tolerated_anyway(plan: Plan) -> int:
+    """The same of a coordinator that tells sites whatever it likes, and invites as few of them as
+    the plan allows."""
+    # No larger number of sites stands fewer than the first one beyond which they have neighbours.
+    most = tolerated_for(FULL_UP_TO + 1)
+    return tolerated(plan) if is_full(plan) else min((plan.federation.quorum - 1) // 3, most)
+
+
+def is_full(plan: Plan) -> bool:
+    """Whether everybody masks with everybody in every round."""
+    return (most_sites(plan) or 0) <= FULL_UP_TO
 
 
 def honest_sites(plan: Plan) -> int:
@@ -116,25 +131,16 @@ def masked_form(plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) ->
 def masked_sentences(plan: Plan) -> list[str]:
     """What is seen under masks, what is not, and what that takes."""
     noised = ", with noise," if plan.has_noise_shares else ""
-    is_full = (most_sites(plan) or 0) <= FULL_UP_TO
-    some = (
-        "fewer than a third of a round's sites"
-        if is_full
-        else f"at most {USUAL.colluding_percent} % of a round's sites"
-    )
-    holds = (
-        "the coordinator keeps to the protocol, which this version cannot force it to, and "
-        f"{some} work with it"
-    )
     return [
         f"SEEN: the coordinator sees the sum{noised} of the updates of a round{_summed(plan)}; "
         "which sites took part, which dropped out and in which phase; when each of them answered, "
         "and that all send as many bytes.",
         f"HIDDEN: single updates, {_of_each(plan)}, from the coordinator and from other sites: "
-        "sites mask what they send, and the masks cancel in the sum. That holds while "
-        f"{holds}. Those who do can take their own updates away from the "
-        "sum. Sites that the coordinator has made up count among them: only a site whose people "
-        "demand known sites (min_known in its policy) is safe from those.",
+        "sites mask what they send, and the masks cancel in the "
+        "sum. They sign who is in it, and help to take the masks off only when two thirds of all "
+        f"have signed the same. {_while(plan)} Those who do can take their own updates away from "
+        "the sum. Sites that the coordinator has made up count among them: only a site whose "
+        "people demand known sites (min_known in its policy) is safe from those.",
         "WARNING: nobody can look at an update under its mask. There is no anomaly filter and no "
         "robust rule, the length of an update is not checked, and no site's scores are told: a "
         "hostile site can spoil the model or hide a backdoor in it, and is not found.",
@@ -161,3 +167,20 @@ def _scores(plan: Plan) -> list[str]:
         "published, and the last one never. What a site says of it is taken on trust: a hostile "
         "one can make a score anything."
     ]
+
+
+def _while(plan: Plan) -> str:
+    """How many must work with the coordinator to lay somebody bare."""
+    quorum, some = plan.federation.quorum, tolerated_anyway(plan)
+    few = "no site works" if not some else "one site works" if some == 1 else f"{some} sites work"
+    most = "at most " if some else ""
+    if is_full(plan):
+        return (
+            f"So it holds also if the coordinator lies to them, while {most}{few} with it: fewer "
+            f"than a third of the {quorum} that are summed at least."
+        )
+    return (
+        f"That holds while at most {USUAL.colluding_percent} % of a round's sites work with a "
+        f"coordinator that keeps to the protocol. One that lies to sites lays nobody bare with "
+        f"{most}{some} of them, but may see sums of fewer than {quorum}."
+    )

@@ -84,8 +84,8 @@ class Answers:
     def _heard(self, work: Given, event: Event) -> None:
         if self._tools.machine.feed(p.Heard(work, self._tools.clock.now_ms())):
             self._tools.tell(event)
-            if isinstance(work, p.SendAnswer):
-                self._tools.secrets.forget()
+            if isinstance(work, p.SendAnswer | p.TellFailure):
+                self._tools.secrets.forget()  # of no further use in this round
 
     def _end_without_an_answer(self, work: Given, error: ConsortiumError) -> None:
         """It will never be taken, or is not here any more; unless it was taken already."""

@@ -49,6 +49,8 @@ from consortium.wire.messages import Answer, Ask, Report, SettledRound, Signatur
 WAIT_MS = 25_000
 _SLOWLY_S = 5.0  # between questions while this site refuses to work
 _REPORT_S, _RENEW_S = 1800.0, 86_400.0
+# Nothing is sent yet whose end the machine must know; but what is kept for the round can go then.
+_IN_ROUND = (Stage.KEYING, Stage.KEYED, Stage.SHARING, Stage.SHARED, Stage.TRAINING)
 
 
 class Listener:
@@ -137,7 +139,7 @@ class Listener:
             state, size = machine.state, machine.size
             seen_size, unsettled, is_held = state.seen_size, state.unsettled, state.is_held
             is_early = bool(unsettled) and unsettled == self._told_early
-            if state.stage is Stage.TRAINING and state.round != self._told_early:
+            if state.stage in _IN_ROUND and state.round != self._told_early:
                 unsettled = unsettled or state.round  # it may be over when this is answered
         objection = None if situation.objection is None else situation.objection.code
         if objection is None and situation.waiting is not None:
@@ -216,10 +218,11 @@ class Listener:
         tools, now_ms = self._tools, self._tools.clock.now_ms()
         facts = tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms))
         self._told_early = 0 if facts else told.round
+        if told.round == tools.machine.state.round:
+            tools.secrets.forget()  # nobody masks, or answers for others, in a round that is over
         for fact in facts:
             assert isinstance(fact, s.RoundSettled)
             self._unmoved = fact
-            tools.secrets.forget()  # nobody answers for others in a round that is over
             word = "counted" if fact.is_counted else "did not count"
             text = f"round {fact.round} is over: this site's update {word}"
             tools.tell(Event(Kind.SETTLED, text, fact.round))

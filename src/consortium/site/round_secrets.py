@@ -2,7 +2,7 @@
 
 The round's seeds are sealed with the site's own key, and durable before anything that follows from
 them leaves; the lists that were verified lie beside them. All of it is gone once the site has
-answered for the others, or a newer round begins.
+answered for the others, has dropped out, or hears that the round is over; or a newer one begins.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from consortium.errors import (
     VerificationError,
 )
 from consortium.model import Form, read_update_header
+from consortium.plan.security import most_sites
 from consortium.plan.values import Plan
 from consortium.site.home import SiteHome
 from consortium.site.members import Members
@@ -158,6 +159,8 @@ class SecretSums:
         _check_round(closed.round, duty.round)
         agreed = self._agreed_in(duty.round)
         members = agreed.sites(closed.members)
+        if self._me not in members:
+            raise VerificationError("the split counts this site out")
         shared = _record(self._kept(duty.round, SHARING, SharingSheet).closed, SharesClosed)
         if not members <= agreed.sites(shared.seats):
             raise VerificationError("the split names a member that did not share its seeds")
@@ -307,8 +310,11 @@ def _check_round(ours: int, theirs: int) -> None:
 
 
 def _check_policy(policy: Policy, session: Session, plan: Plan) -> None:
-    """Neither fewer than this site wants, nor fewer than the plan says, nor a minority."""
-    quorum, sites = session.terms.quorum, len(session.sites)
+    """Neither fewer than this site wants, nor fewer than the plan says, nor a minority; nor more
+    than the plan says, because what masks stand and how much a sum can hold follows from that."""
+    quorum, sites, most = session.terms.quorum, len(session.sites), most_sites(plan)
+    if most is not None and sites > most:
+        raise VerificationError("the session has more sites than the plan's sums have room for")
     if quorum < max(plan.federation.quorum, two_thirds(sites)):
         raise VerificationError("the session would sum fewer sites than the plan says")
     if quorum < policy.min_sites:

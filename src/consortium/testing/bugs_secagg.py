@@ -290,6 +290,19 @@ def _replace_signature(patches: Patches) -> None:
     patches.rule(i.GiveConsent, give)
 
 
+def _refuse_late_signature(patches: Patches) -> None:
+    """Whoever signs when enough others have is turned away, and answers for nobody."""
+
+    def give(real: Wrapper, state: Federation, terms: Terms, item: i.GiveConsent) -> Any:
+        one, facts = state.round, real(state, terms, item)
+        is_late = one is not None and one.step is Step.UNMASKING and not facts
+        if one is not None and is_late and item.seat not in one.consents:
+            raise DeadlineExpiredError("this round does not wait for this any more")
+        return facts
+
+    patches.rule(i.GiveConsent, give)
+
+
 def _go_on_without_agreement(patches: Patches) -> None:
     """When time is over, members are asked with as many signatures as there are."""
 
@@ -384,6 +397,7 @@ BUGS = (
     Bug("members are asked when too few have signed the split", SHARED, _ask_with_few_signatures),
     Bug("members are asked before anybody has signed", SHARED, _skip_the_signatures),
     Bug("a second signature replaces the first", SHARED, _replace_signature),
+    Bug("who signs after enough others is turned away", SHARED, _refuse_late_signature),
     Bug("members are asked at the deadline, agreed or not", SHARED, _go_on_without_agreement),
     Bug("the answer of a site that is no member counts", SHARED, _let_anybody_answer),
     Bug("a second answer replaces the first", SHARED, _take_second_answer),

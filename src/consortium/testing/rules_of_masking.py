@@ -385,7 +385,8 @@ def _told(item: _Given) -> object:
 
 def what_is_waited_for_is_taken(state: Federation, item: _Given, reply: Exception | None) -> bool:
     """What a site is asked for is taken from it, unless another has given the same key; the same
-    again is fine for ever, and something else is refused."""
+    again is fine for ever, and something else is refused. A member's signature that comes after
+    enough others have signed does no harm."""
     known = _spoken_of(state, item)
     if known is None or item.seat not in state.roster or item.seat not in known.invited:
         return reply is not None
@@ -396,6 +397,9 @@ def what_is_waited_for_is_taken(state: Federation, item: _Given, reply: Exceptio
     asked = known.members if is_of_members else known.waiting
     is_asked = known is state.round and known.step is _GIVING[type(item)] and item.seat in asked
     if not is_asked:
+        is_late = isinstance(item, i.GiveConsent) and known is state.round
+        if is_late and known.step is Step.UNMASKING and item.seat in known.members:
+            return reply is None  # whoever was turned away would not answer either
         return isinstance(reply, DeadlineExpiredError | UnauthorizedClientError)
     return isinstance(item, i.GiveKeys) and _is_copied(known, item) and reply is not None
 

@@ -107,6 +107,18 @@ def _masks_forgotten(patches: Patches) -> None:
     patches.attribute(MaskedSitePlayer, "mask", lambda original, site, half, row, sharers: row)
 
 
+def _own_mask_alone(patches: Patches) -> None:
+    """Sums are right, and every row lies open as soon as own seeds are given back."""
+
+    def mask(original: Original, site: Site, row: U32, sharers: Any, **how: Any) -> U32:
+        masked = row.copy()
+        own = keys.own_mask(site._session, site._me, site._seeds.own.reveal())
+        masks.add_masks(masked, [own])
+        return masked
+
+    patches.attribute(Site, "mask", mask)
+
+
 def _biased_masks(patches: Patches) -> None:
     """The lowest byte of every mask is zero: sums are right, and that byte of every row shows."""
 
@@ -233,6 +245,7 @@ PLANTS: tuple[tuple[str, Plant], ...] = (
     ("a site would not remember in which session it shared", _session_not_durable),
     ("a member counts as dropped too, and nobody minds", _overlap_unchecked),
     ("a row leaves without its masks", _masks_forgotten),
+    ("a site takes its own mask alone", _own_mask_alone),
     ("a byte of every mask is zero", _biased_masks),
     ("the split is made again after a crash", _split_again_after_a_crash),
     ("a late update is put into a secret sum", _late_update_in_the_sum),

@@ -188,10 +188,12 @@ class MaskedSitePlayer(SitePlayer):
         assert self.world.numbers is not None
         step, weight = self.world.one_hot(self.seat), self.seat / self.world.setting.sites
         row = self.world.numbers.row(step, weight)
-        masked = self.mask(site, row, self._sharers(agreed))
+        sharers = self._sharers(agreed)
+        masked = self.mask(site, row, sharers)
+        self._veil.masked(self, agreed.session, sharers, row, masked)
         update = Update(masked, 1.0, work.base)  # type: ignore[arg-type]  # whole numbers
         data = save_update(update, self.world.numbers.form)
-        self._veil.masked(self, work.round, data, row, masked)
+        self._veil.kept(data, row)
         return data
 
     def _trained(self, work: p.TrainHere, life: int) -> None:

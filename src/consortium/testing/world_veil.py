@@ -1,8 +1,9 @@
-"""The rules about secret sums in a `World`: nobody can read what one site sent, and the sum is
-exact or there is none.
+"""The rules about secret sums in a `World`: nobody can read what one site sent, nor the sum of a
+few, and the sum is exact or there is none.
 
 What ever left a site counts as known to everybody: whatever either coordinator, or an old backup
-of one, may have got. All is kept by the world; nothing here asks the machines what they think.
+of one, may have got. The site that lies tells everybody its own seeds, and all shares that it ever
+held. All is kept by the world; nothing here asks the machines what they think.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from consortium.core import facts as f
 from consortium.core import site_facts as s
 from consortium.core.ids import Digest, Seat, SiteId
 from consortium.core.state import Federation, Round
+from consortium.crypto.hazmat import masks
 from consortium.crypto.hazmat.masks import U32
+from consortium.crypto.secure_sum import keys
 from consortium.crypto.secure_sum.keys import Seeds, make_keys
 from consortium.crypto.secure_sum.session import RoundName, Session
 from consortium.crypto.secure_sum.site import Answer, Site
 from consortium.drive.secret_sum import make_session
 from consortium.model import Vector, digest_of, read_update_header
+from consortium.testing.bare import Sight, Sites, laid_bare
 from consortium.testing.world_masked_site import MaskedSitePlayer
 from consortium.testing.world_site import fold
 from consortium.testing.world_violation import must
@@ -49,6 +53,14 @@ class Known:
     mask: dict[bytes, set[SiteId]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Sent:
+    """Masked vectors of one session, each with those that its site masked with."""
+
+    session: Session
+    masked: dict[SiteId, Sites] = field(default_factory=dict)
+
+
 class Veil:
     """Sees all that leaves any site of one world."""
 
@@ -59,6 +71,7 @@ class Veil:
         self._keys: dict[tuple[int, Seat], set[bytes]] = {}
         self._pins: dict[tuple[str, int, Seat], set[Digest]] = {}
         self._signed: dict[tuple[int, Digest], set[Seat]] = {}  # by round and split
+        self._sent: dict[bytes, Sent] = {}  # by session
         self._rows: dict[Digest, U32] = {}  # what a masked file stands for
         self._closed: dict[int, f.RoundClosed] = {}
         self._ones: Counter[int] = Counter()  # of all masks, by bit
@@ -115,15 +128,34 @@ class Veil:
     # ---- updates --------------------------------------------------------------------
 
     def masked(
-        self, site: MaskedSitePlayer, number: int, data: bytes, row: U32, masked: U32
+        self, site: MaskedSitePlayer, session: Session, sharers: Sites, row: U32, masked: U32
     ) -> None:
-        """A row was put under masks. Masks are even over the whole ring."""
-        self._rows[digest_of(data)] = row
-        masks = masked - row
-        must(bool(masks.any()), "I-X1", f"seat {site.seat} sends its row without masks")
-        self._words += len(masks)
+        """A row was put under masks: its own, and one with each of its neighbours who shared. They
+        are even over the whole ring."""
+        peers = (sharers & set(session.holders(site.me))) - {site.me}
+        self._sent.setdefault(session.digest, Sent(session)).masked[site.me] = peers
+        found = masked - row
+        must(bool(found.any()), "I-X1", f"seat {site.seat} sends its row without masks")
+        is_right = np.array_equal(found, self._masks_of(site.me, session, peers, len(row)))
+        must(is_right, "I-X1", f"seat {site.seat} takes other masks than those of its session")
+        self._words += len(found)
         for bit in range(_WORD_BITS):
-            self._ones[bit] += int(np.count_nonzero(masks >> np.uint32(bit) & np.uint32(1)))
+            self._ones[bit] += int(np.count_nonzero(found >> np.uint32(bit) & np.uint32(1)))
+        self._check_sums(session)
+
+    def _masks_of(self, me: SiteId, session: Session, peers: Sites, size: int) -> U32:
+        """From the seeds, step by step."""
+        seeds, total = self._seeds[session.advert(me).mask_key], np.zeros(size, np.uint32)
+        pair = keys.mask_pair(session.name, me, seeds.mask.reveal())
+        both = {peer: keys.pair_mask(session, pair, me, peer) for peer in peers}
+        plus = [keys.own_mask(session, me, seeds.own.reveal())]
+        plus += [key for peer, key in both.items() if me < peer]
+        masks.add_masks(total, plus, [key for peer, key in both.items() if peer < me])
+        return total
+
+    def kept(self, data: bytes, row: U32) -> None:
+        """What a masked file stands for."""
+        self._rows[digest_of(data)] = row
 
     # ---- signatures and answers -----------------------------------------------------
 
@@ -163,14 +195,38 @@ class Veil:
                 known = self._known[_name_of(seeds)]
                 told: dict[bytes, set[SiteId]] = getattr(known, kind)
                 told.setdefault(session.digest, set()).add(holder)
-                self._check(known, session.terms.threshold)
+                has_both = self._has(session, owner, "own") and self._has(session, owner, "mask")
+                must(not has_both, "I-X1", f"both seeds of {owner} can be put together")
+        self._check_sums(session)
 
-    def _check(self, known: Known, threshold: int) -> None:
-        has_own, has_mask = (
-            any(len(holders) >= threshold for holders in told.values())
-            for told in (known.own, known.mask)
+    def _has(self, session: Session, owner: SiteId, kind: str) -> bool:
+        """Whether a seed of a site can be put together: from the shares of any one session, and
+        those that a liar holds in this one."""
+        seeds = self._seeds.get(session.advert(owner).mask_key)
+        if seeds is None:
+            return True  # of a liar's making
+        told: dict[bytes, set[SiteId]] = getattr(self._known[_name_of(seeds)], kind)
+        here = told.get(session.digest, set()) | (self._liars & set(session.holders(owner)))
+        return any(
+            len(holders) >= session.terms.threshold
+            for holders in ({**told, session.digest: here}).values()
         )
-        must(not (has_own and has_mask), "I-X1", f"both seeds of {known.owner} can be put together")
+
+    def _check_sums(self, session: Session) -> None:
+        """By all seeds of all sites that can be put together by now: no sum of fewer vectors of
+        honest sites is known than a round's quorum without those who lie."""
+        sent = self._sent.get(session.digest, Sent(session)).masked
+        liars = self._liars & set(session.sites)
+        own = {site for site in sent if self._has(session, site, "own")}
+        pairwise = {site for site in session.sites if self._has(session, site, "mask")} | liars
+        for group in laid_bare(Sight(sent, own, pairwise)):
+            is_large = len(group) >= session.terms.quorum - len(liars)
+            must(is_large, "I-X1", f"the sum of {', '.join(sorted(group))} alone is laid bare")
+
+    @property
+    def _liars(self) -> Sites:
+        setting = self._world.setting
+        return frozenset({SiteId(f"site-{setting.sites}")} if setting.has_hostile else ())
 
     # ---- the sum --------------------------------------------------------------------
 

@@ -28,8 +28,9 @@ class Tolerance:
     known to them. With chances of at most 2**-success, some secret cannot be given back. The
     defaults give k = 56 for 300 sites, 66 for 500 and 74 for 1,000.
 
-    The coordinator is taken to tell all sites the same split. One that does not would need fewer
-    colluding holders: 2t - (k + 1) of them.
+    The coordinator is taken to keep to the protocol: it tells all sites the same, counts nobody as
+    dropped who did not drop out, and lets nobody choose keys who knows the others'. For one that
+    does not, chances mean nothing: see `tolerated_for`.
     """
 
     colluding_percent: int = 20
@@ -49,6 +50,24 @@ def threshold_for(holders: int) -> int:
     [2, 3, 34, 67]
     """
     return -(-2 * holders // 3)
+
+
+def tolerated_for(sites: int) -> int:
+    """How many of so many sites may work with a coordinator that tells sites different things, for
+    sure: whoever they are, and whoever is whose neighbour.
+
+    Sites answer by one split alone, since two thirds of all have signed it. A site that was told of
+    other sharers than the others may still be in it. To give its own seed back, t of its h holders
+    must answer; to know all its masks, the coordinator must have told it of t holders who collude,
+    or count as dropped, and those do not answer. So 2t - h of its holders must collude. With fewer,
+    no sum is known of fewer than t of the others less those who collude; and where everybody masks
+    with everybody, none of fewer than a quorum less those.
+
+    >>> [tolerated_for(sites) for sites in (3, 4, 6, 50, 100, 101, 500, 1000)]
+    [0, 1, 1, 17, 33, 18, 22, 24]
+    """
+    holders = degree_for(sites) + 1
+    return 2 * threshold_for(holders) - holders - 1
 
 
 @lru_cache(maxsize=64)

@@ -165,7 +165,7 @@ class _Found:
         told: dict[str, set[str]] = {}
         for note in self._place.notes.read():
             is_own = note["what"] == "sent" and note["site"] == name
-            if is_own and note["path"].endswith(("/keys", "/shares", "/answer")):
+            if is_own and note["path"].endswith(("/keys", "/shares", "/consent", "/answer")):
                 told.setdefault(note["path"], set()).add(note["digest"])
         for path, digests in told.items():
             if len(digests) > 1:
