@@ -34,6 +34,31 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_late_scores_say_of_which_version_they_are(study: Path) -> None:
+    """Under masks; the plan says what is missing until it can have them."""
+    masks = {"security.secure_aggregation": "true", "selection.target": "4"}
+    masks |= {"strategy.clip": "5.0", "strategy.weight": "uniform"}
+
+    def simulate(**more: str) -> subprocess.CompletedProcess[str]:
+        told = masks | {f"evaluation.{key}": value for key, value in more.items()}
+        settings = [part for pair in told.items() for part in ("--set", "=".join(pair))]
+        return run(
+            "simulate", "consortium.toml", "--rounds", "2", "--seed", "1", *settings, cwd=study
+        )
+
+    done = simulate()
+    assert done.returncode == 3 and "error[E0114]" in done.stderr and "gate = false" in done.stderr
+    done = simulate(gate="false")
+    assert "`loss` is summed under masks" in done.stderr and "bound = 10.0" in done.stderr
+    done = simulate(gate="false", bound="10.0")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].endswith("accepted; scores of version 0")
+    assert lines[2].endswith("accepted; scores of version 1")
+    assert "the last scores are of version 1" in done.stderr
+    assert "so version 2 has none" in done.stderr
+
+
 def test_the_study_that_init_writes_runs(study: Path) -> None:
     done = run("simulate", "consortium.toml", "--seed", "3", cwd=study)
     assert done.returncode == 0, done.stderr

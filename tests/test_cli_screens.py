@@ -32,9 +32,9 @@ from consortium.cli.listen import parse_listen
 from consortium.cli.model import model_sheet, models_grid
 from consortium.cli.operator import Operator
 from consortium.cli.patients import examine
-from consortium.cli.round import round_sheet
+from consortium.cli.round import round_sheet, table_lines
 from consortium.cli.sheet import Grid, Sheet
-from consortium.cli.status import sites_grid, status_line, status_sheet
+from consortium.cli.status import last_round, sites_grid, status_line, status_sheet
 from consortium.cli.told import Model, Site, Status, read_view
 from consortium.coordinator.telling import _event
 from consortium.core import facts as f
@@ -281,6 +281,30 @@ def test_what_happens_between_rounds_has_words_too() -> None:
 
 def test_a_fact_of_a_newer_coordinator_is_shown_by_its_name() -> None:
     assert happening({"fact": "MaskRemoved", "at_ms": 5}, opened_ms=0) == "MaskRemoved"
+
+
+def test_late_scores_say_of_which_version_they_are() -> None:
+    """Under masks a version is scored by the sum of the round after it."""
+    record = RoundRecord(3, 2, NOW, counted=4, outcome="accepted", published=3)
+    record.base_metrics, record.base_samples, record.has_late_scores = {"loss": 0.5}, 93, True
+    events = [
+        {"fact": "BaseScored", "at_ms": NOW, "version": 2, "samples": 93},
+        {"fact": "BaseScored", "at_ms": NOW, "version": 2, "samples": 0},
+    ]
+    lines = shown(round_sheet(record, events))
+    assert "over 93 records  version 2  version 3  change" in lines
+    assert "loss                0.5000  not known" in lines
+    assert lines[-2].endswith("the sum has the scores of version 2: 93 records")
+    assert lines[-1].endswith("no member had test records for version 2")
+    assert last_round(record) == "3: accepted, 4 counted, loss 0.5000 (of version 2)"
+    assert table_lines([record])[1].endswith("0.5000  accepted; scores of version 2")
+    record.metrics = {"loss": 0.25}
+    assert "loss                0.5000     0.2500  -0.2500" in shown(round_sheet(record, []))
+    assert last_round(record) == "3: accepted, 4 counted, loss 0.2500 (of version 3)"
+    assert table_lines([record])[1].endswith("0.2500  accepted; scores of version 3")
+    record.base_metrics, record.metrics = {}, {}
+    assert not any("records" in line for line in shown(round_sheet(record, [])))
+    assert last_round(record) == "3: accepted, 4 counted"
 
 
 def test_a_round_in_80_columns() -> None:

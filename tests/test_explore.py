@@ -33,6 +33,8 @@ QUICK = (
     small.FRESH,
     small.PAID,
     small.MASKED,
+    small.SCORED,
+    small.MASKED_SCORED,
 )
 
 CAUGHT_BY = {
@@ -146,6 +148,14 @@ CAUGHT_BY = {
     "a phase is over at its deadline (>= for >)": "a_failure_has_its_reason",
     "a secret sum is made before anybody has answered": "a_secret_sum_has_its_quorum",
     "who dropped out is forgotten when masks are lifted": "what_is_lifted_is_what_was_agreed",
+    "a sum's score is taken for the candidate's": "a_score_is_of_the_base",
+    "a sum's scores are not written down": "a_sum_tells_its_scores",
+    "a sum's samples are lost": "a_score_is_of_the_base",
+    "every version is an improvement": "an_improvement_is_one",
+    "a low loss ends the federation in the middle of a round": "a_federation_finishes_in_time",
+    "scores of other metrics are taken": "facts_are_legal",
+    "a low loss of the base ends nothing": "scores_end_a_federation_one_round_later",
+    "a verdict wears no patience out": "patience_goes_by_scores",
 }
 
 TINY_MASKED = small.Small(

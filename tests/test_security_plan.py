@@ -7,11 +7,17 @@ import pytest
 
 from consortium.core.terms import Masking, Metric
 from consortium.crypto.secure_sum.graph import threshold_for, tolerated_for
-from consortium.errors import ImpossiblePlanError, PlanError, UnsupportedPlanError
+from consortium.errors import (
+    ImpossiblePlanError,
+    InternalError,
+    PlanError,
+    UnsupportedPlanError,
+)
 from consortium.model import MASKED, Layout
 from consortium.plan import Plan, parse_plan, write_plan
 from consortium.plan.noise import resolved
 from consortium.plan.promises import ADJACENCY, AGAINST, HIDDEN, simulated_promises
+from consortium.plan.scores import score_bounds
 from consortium.plan.security import (
     honest_sites,
     masked_form,
@@ -28,6 +34,8 @@ MASKS = "[security]\nsecure_aggregation = true\n"
 COHORT = "[federation]\nquorum = 7\n[selection]\ntarget = 10\n"
 CLIPPED = '[strategy]\nclip = 2.0\nweight = "uniform"\n'
 QUIET = "[evaluation]\nenabled = false\ngate = false\n"
+UNGATED = "[evaluation]\nenabled = true\ngate = false\n"
+SCORED = f"{UNGATED}bound = 20.0\n"
 GOOD = COHORT + CLIPPED + QUIET + MASKS
 NOISED = f'{COHORT}{MASKS}[privacy]\nunit = "site"\nepsilon = 4.0\n'
 
@@ -98,7 +106,30 @@ REFUSED = [
     (f"{GOOD}bits = 30\n", "the sum of 10 sites can wrap with 30 bits", "bits = 28 or less"),
     (GOOD.replace("weight", 'name = "scaffold"\nweight'), "sends control variates", "fedprox"),
     (GOOD.replace("weight", 'name = "fednova"\nweight'), "numbers of local steps", "fedavg"),
-    (GOOD.replace(QUIET, ""), "from each site by itself", "enabled = false"),
+    (GOOD.replace(QUIET, ""), "too late for a gate", "gate = false"),
+    (GOOD.replace("enabled = false\ngate = false", "enabled = true"), "too late", "gate = false"),
+    (GOOD.replace(QUIET, UNGATED), "`loss` is summed under masks", "bound = 10.0"),
+    (
+        GOOD.replace(QUIET, f'{UNGATED}metric = "cost"\n'),
+        "`cost` is summed under masks, and nothing bounds it",
+        "bound = 10.0",
+    ),
+    (
+        GOOD.replace(QUIET, f"{SCORED}records_cap = 200_000_000\n"),
+        "the sum of 10 sites has no room for 200,000,000 test records",
+        "records_cap = 134217727",
+    ),
+    (GOOD.replace(QUIET, f"{SCORED}quorum = 7\n"), "quorum has no effect", "leave quorum out"),
+    (
+        GOOD.replace(QUIET, f'{SCORED}deadline = "5m"\n'),
+        "deadline has no effect",
+        "leave deadline out",
+    ),
+    (
+        f'{GOOD.replace(QUIET, SCORED)}[privacy]\nunit = "site"\nepsilon = 4.0\nclip = 2.0\n',
+        "one site can move them without bound",
+        'test_records = "public"',
+    ),
     (
         f'{COHORT}{MASKS}[privacy]\nunit = "local"\nepsilon = 4.0\n[strategy]\nclip = 1.0\n',
         "longer than a clip",
@@ -126,9 +157,76 @@ def test_what_does_not_go_together_is_refused(text: str, says: str, hint: str) -
     assert says in caught.value.message and hint in caught.value.hint
 
 
-def test_scores_under_masks_are_something_that_this_version_does_not_have() -> None:
-    with pytest.raises(UnsupportedPlanError):
-        parse_plan(GOOD.replace(QUIET, ""))
+def test_noised_scores_under_masks_are_something_that_this_version_does_not_have() -> None:
+    """Each site's noise on its counts is one release of its own: nothing that is summed without
+    being charged leaves a site."""
+    asked = f'{GOOD.replace(QUIET, UNGATED)}metric = "accuracy"\n'.replace(MASKS, "")
+    with pytest.raises(UnsupportedPlanError) as caught:
+        parse_plan(f'{asked}{MASKS}[privacy]\nunit = "record"\nepsilon = 4.0\n')
+    assert caught.value.code == "E0116" and 'test_records = "public"' in caught.value.hint
+
+
+def test_a_private_plan_that_asks_for_no_scores_has_none_under_masks() -> None:
+    for unit in ("record", "site"):
+        plan = parse_plan(
+            f'{COHORT}{MASKS}[privacy]\nunit = "{unit}"\nepsilon = 4.0\n[strategy]\nclip = 1.0\n'
+        )
+        assert not plan.has_scored_sums
+
+
+@pytest.mark.parametrize("unit", ["record", "site"])
+def test_scores_on_public_test_records_go_into_sums_of_private_plans(unit: str) -> None:
+    text = f'{GOOD.replace(QUIET, SCORED)}[privacy]\nunit = "{unit}"\nepsilon = 40.0\nclip = 2.0\n'
+    plan = resolved(parse_plan(f'{text}test_records = "public"\n'))
+    assert plan.has_scored_sums and not plan.has_noised_scores
+    assert plan.ring(LAYOUT, (Metric("loss", False),)).extra == 3
+    assert plan.budget is not None and len(plan.budget.costs) == (2 if unit == "record" else 1)
+    assert "NOT PROTECTED: test records, which the plan says are public." in plan.guarantees()
+
+
+# ---- scores -------------------------------------------------------------------------
+
+METRICS = (Metric("loss", False), Metric("accuracy", True))
+
+
+def test_a_masked_plan_with_scores_says_so_in_its_terms() -> None:
+    plan = parse_plan(GOOD.replace(QUIET, SCORED))
+    for terms in (plan.terms(METRICS), plan.terms(METRICS, is_simulated=True)):
+        assert terms.has_scored_sums and terms.are_sound() and not terms.has_evaluation
+        assert (terms.judged_by, terms.is_gated, terms.evaluation_quorum) == ("loss", False, 0)
+    assert parse_plan(write_plan(plan)) == plan
+    assert not parse_plan(GOOD).terms(METRICS).has_scored_sums
+
+
+def test_bounds_are_public_and_follow_from_the_plan() -> None:
+    plan = parse_plan(GOOD.replace(QUIET, f"{SCORED}records_cap = 500\n"))
+    assert score_bounds(plan, METRICS) == (10_000.0, 500.0, 500.0)
+    ring = plan.ring(LAYOUT, METRICS)
+    assert ring.metrics == (10_000.0, 500.0, 500.0) and ring.extra == 4
+    assert plan.form(LAYOUT, 1, METRICS).size == plan.row_form(LAYOUT, METRICS).size == SIZE + 4
+    fractions = parse_plan(GOOD.replace(QUIET, f'{UNGATED}metric = "accuracy"\n'))
+    assert score_bounds(fractions, METRICS[1:]) == (10_000.0, 10_000.0)
+
+
+def test_a_metric_of_the_task_that_nothing_bounds_is_refused() -> None:
+    """The plan looks at accuracy; that the task reports a loss too, only its terms know."""
+    plan = parse_plan(GOOD.replace(QUIET, f'{UNGATED}metric = "accuracy"\n'))
+    assert plan.terms(METRICS[1:]).has_scored_sums
+    with pytest.raises(ImpossiblePlanError, match="`loss`") as caught:
+        plan.terms(METRICS)
+    assert "bound = 10.0" in caught.value.hint
+
+
+def test_nobody_makes_a_ring_for_scores_without_the_metrics() -> None:
+    plan = parse_plan(GOOD.replace(QUIET, SCORED))
+    for make in (plan.ring, plan.row_form, lambda layout: plan.form(layout, 1)):
+        with pytest.raises(InternalError, match="metrics"):
+            make(LAYOUT)
+
+
+def test_a_bound_without_masks_changes_nothing() -> None:
+    plan = parse_plan(COHORT + SCORED)
+    assert score_bounds(plan, METRICS) == () and not plan.has_scored_sums
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ SCREENED = replace(TERMS, target=5, is_screened=True)
 PHASE_MS = 60_000
 # Of four sites three are a quorum: one can drop out of a secret sum.
 MASKED = replace(TERMS, target=4, norm_factor=0, masking=Masking(PHASE_MS))
+# Scores come inside the sums, of the model that a round begins from.
+SCORED = replace(JUDGED, is_gated=False, evaluation_quorum=0, has_scored_sums=True)
 
 
 def digest(name: str) -> Digest:
@@ -113,11 +115,14 @@ class World:
         named = tuple((Seat(seat), fault) for seat in excluded)
         return self.give(i.Screened(duty.round, duty.count, named, self.now_ms))
 
-    def sum(self, name: str = "") -> tuple[Any, ...]:
+    def sum(
+        self, name: str = "", samples: int = 0, scores: tuple[float, ...] = ()
+    ) -> tuple[Any, ...]:
         (duty,) = owed(self.state)
         assert isinstance(duty, Aggregate)
         model = digest(name or f"model {duty.round}")
-        return self.give(i.Summed(duty.round, duty.count, model, digest("state"), self.now_ms))
+        told = model, digest("state"), self.now_ms, samples, scores
+        return self.give(i.Summed(duty.round, duty.count, *told))
 
     def score(
         self,

@@ -98,10 +98,15 @@ def _masked(terms: Terms, phase_ms: int) -> Terms:
     )
 
 
+def _scored(terms: Terms, judged_by: str) -> Terms:
+    """The same with scores inside the sums."""
+    return replace(terms, judged_by=judged_by, is_gated=False, has_scored_sums=True)
+
+
 MASKED_TERMS = st.builds(_masked, TERMS, st.sampled_from([60_000, 1_800_000]))
-UNPAID_TERMS = (
-    TERMS | MASKED_TERMS | st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
-)
+SCORED_TERMS = st.builds(_scored, TERMS | MASKED_TERMS, st.sampled_from(["loss", "accuracy"]))
+BUFFERED_TERMS = st.builds(_buffered, TERMS, st.integers(1, 50), st.integers(0, 3))
+UNPAID_TERMS = TERMS | MASKED_TERMS | SCORED_TERMS | BUFFERED_TERMS
 COSTS = (Cost(1.1, 100, 0.01), Cost(9.0, 1, 1.0))
 BUDGETS = st.none() | st.builds(
     Budget, st.sampled_from(["records", "others"]), st.just("record"), st.just(COSTS), st.booleans()
@@ -279,7 +284,11 @@ class Coordinator(RuleBasedStateMachine):
         in_cohorts = sum(len(seats) for seats, _, _ in self.state.round.partials)
         assert len(duty.updates) + in_cohorts == duty.count, "somebody is summed twice or not"
         model = digest(f"m {duty.round} {duty.count}")
-        self.give(i.Summed(duty.round, duty.count, model, None, self.now_ms))
+        scores: tuple[int, tuple[float, ...]] = 0, ()
+        if self.state.terms is not None and self.state.terms.has_scored_sums:
+            samples = self.rng.choice((0, 10))
+            scores = samples, (self.rng.random() * samples, self.rng.random() * samples)
+        self.give(i.Summed(duty.round, duty.count, model, None, self.now_ms, *scores))
 
     # ---- what disturbs them ---------------------------------------------------------
 
@@ -340,6 +349,7 @@ class Coordinator(RuleBasedStateMachine):
             "samples": rng.choice([-1, 0, 3, 2**63]),
             "candidate": rng.choice([(), (0.5, 1.0), (float("nan"), 1.0), (1e308, -1e308)]),
             "base": (0.5, 1.0),
+            "scores": rng.choice([(), (0.5, 1.0), (float("inf"), 1.0), (0.5,)]),
             "seed": rng.randbytes(rng.choice([0, 32])),
             "fault": rng.choice([None, *Fault]),
             "failure": rng.choice(list(Failure)),

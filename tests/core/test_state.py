@@ -44,6 +44,7 @@ CHANGED: dict[str, Any] = {
     "SharesClosed | None": m.SharesClosed(1, (Seat(1),), 1, 1),
     "RoundClosed | None": f.RoundClosed(1, (Seat(1),), 1),
     "Judged | None": f.Judged(1, f.Outcome.KEPT, 1, (), (), False, 1),
+    "BaseScored | None": f.BaseScored(1, 0, 1, (), False, 1),
 }
 
 

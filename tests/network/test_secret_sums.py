@@ -23,7 +23,9 @@ from consortium.core.ids import Seat
 from consortium.core.secagg import two_thirds
 from consortium.core.state import Federation
 from consortium.drive.directory import DataDirectory
+from consortium.drive.engine import SimulatedSite
 from consortium.drive.lock import make_lock, write_lock
+from consortium.drive.simulate import simulate
 from consortium.drive.study import load_study
 from consortium.drive.verify import verify_directory
 from consortium.model import Layout
@@ -45,6 +47,7 @@ weight = "uniform"
 enabled = false
 gate = false
 """
+SCORED = MASKED.replace("enabled = false\ngate = false", "gate = false\nbound = 10.0")
 # An agent that is killed, as by a power cut, the moment before it gives what a phase asks for.
 _DOOMED = """
 import json, os, signal, sys
@@ -164,7 +167,7 @@ _SIGNED = (
 def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=5, phase="5s", duration="7s")
+    small, sites = secret(tmp_path, made, rounds=5, phase="5s", duration="7s", more=SCORED)
     fates = list(zip(sites[:5], PHASES, strict=True))
     lost = [doomed(site, phase, at) for at, (site, phase) in enumerate(fates, 1)]
     begin(small, [*lost, sites[5].agent])
@@ -188,10 +191,27 @@ def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
     assert all(4 <= len(seats) <= 5 for seats in (*signed.values(), *answered.values()))
     assert small.status()["version"] == 5
     check_all(small, sites, facts)
+    check_scores(small, facts, [len(members[at]) for at in range(1, 6)])
     for at, site in enumerate(sites):
         for number in range(1, 6):
             has_receipt = (site.home / "receipts" / f"round-{number}.proof").exists()
             assert has_receipt is (number != at + 1 or at >= 3)
+
+
+def check_scores(small: Small, facts: list[Any], members: list[int]) -> None:
+    """Each member has four test records, and the loss of version k is 3 · 4^-k. The same plan gives
+    the same scores in a simulation. Nobody has told any of its own."""
+    scored = [fact for fact in facts if isinstance(fact, f.BaseScored)]
+    assert [(one.round, one.version) for one in scored] == [(at + 1, at) for at in range(5)]
+    assert [one.samples for one in scored] == [4 * count for count in members]
+    assert [one.means for one in scored] == [(3 * 0.25**at,) for at in range(5)]
+    assert not any(isinstance(fact, f.Evaluated) for fact in facts)
+    study = load_study(small.folder / "study" / "consortium.toml", small.folder / "sample.csv")
+    alike = [SimulatedSite(name, small.folder / "sample.csv") for name in NAMES]
+    simulated = simulate(study.task, study.plan, alike, seed=1).history.rounds
+    assert [record.base_metrics["loss"] for record in simulated] == [one.means[0] for one in scored]
+    told = {one["version"]: one["metrics"] for one in small.ask("models")}
+    assert told == {at: {"loss": 3 * 0.25**at} for at in range(5)} | {5: {}}
 
 
 def _is_killed(process: Process) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from consortium.cli.site_outbox import as_json, table
 from consortium.core import duties as d
 from consortium.core import participant as p
 from consortium.core.facts import Failure
@@ -154,6 +155,25 @@ def test_one_price_is_for_the_update_and_the_noised_scores_of_its_round(
     beside = 0.0 if len(sigmas) > 1 else None
     assert [entry.cost for entry in rest] == [cost, beside]
     assert [entry.delta is None for entry in rest] == [cost is None, beside is None]
+    home.close()
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_an_update_with_scores_in_it_says_so(tmp_path: Path, is_scored: bool) -> None:
+    home = enrolled(tmp_path / "home")
+    machine = Machine(home.log, ManualClock())
+    evaluation = {"enabled": is_scored, "gate": False, "bound": 10.0}
+    made = Plan(security={"secure_aggregation": True}, evaluation=evaluation)
+    plan = home.blobs.put(made.canonical())
+    machine.feed(p.Approve(TASK, plan, 1))
+    duty = d.Train(1, Seat(1), BASE, None, plan, TASK, 1_000_000, is_urgent=False)
+    machine.feed(p.Asked(duty, 10))
+    machine.feed(p.Trained(1, UPDATE, None, 700, 11))
+    found = priced(entries(machine), home, machine, epsilon)
+    assert [entry.has_scores for entry in found] == [is_scored]
+    assert [as_json(entry)["has_scores"] for entry in found] == [is_scored]
+    told = "updates have the scores of their round in them, under the same masks"
+    assert (told in table(found)) is is_scored
     home.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from consortium.core.account_facts import Limits
 from consortium.core.ids import Digest
+from consortium.core.terms import Metric
 from consortium.errors import (
     PlanSyntaxError,
     PolicyError,
@@ -24,8 +25,20 @@ TASK = Digest(b"\7" * 32)
 LAYOUT = Layout.of({"w": np.zeros((4, 5), np.float32)})
 
 
+METRICS = (Metric("loss", False), Metric("accuracy", True))
+
+
 def _plan(**sections: Any) -> Plan:
     return Plan(**{"federation": {"quorum": 3, "rounds": 10}, **sections})
+
+
+# Scores go inside the masked update.
+SCORED = _plan(
+    selection={"target": 3},
+    strategy={"clip": 1.0, "weight": "uniform"},
+    evaluation={"gate": False, "bound": 10.0},
+    security={"secure_aggregation": True},
+)
 
 
 def test_without_a_file_somebody_must_be_asked(tmp_path: Path) -> None:
@@ -75,6 +88,7 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
             "weighs",
         ),
         (Policy(may_leave=("update", "weight")), _plan(), "scores"),
+        (Policy(may_leave=("update", "weight")), SCORED, "scores"),
         (Policy(max_bytes_per_round=80), _plan(), "bytes"),
         (Policy(), _plan(federation={"quorum": 1}), "fewest"),
         (Policy(min_sites=4), _plan(), "fewest"),
@@ -82,9 +96,9 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_an_objection_says_what_is_wrong(policy: Policy, plan: Plan, word: str) -> None:
-    assert any(word in objection for objection in policy.objections(plan, LAYOUT))
+    assert any(word in objection for objection in policy.objections(plan, LAYOUT, METRICS))
     with pytest.raises(PolicyError) as caught:
-        policy.check(plan, LAYOUT)
+        policy.check(plan, LAYOUT, METRICS)
     assert caught.value.exit_code == 5
 
 
@@ -96,10 +110,23 @@ def test_an_objection_says_what_is_wrong(policy: Policy, plan: Plan, word: str) 
         (Policy(min_sites=3, max_rounds=10), _plan()),
         (Policy(min_sites=1), _plan(federation={"quorum": 1})),
         (Policy(max_bytes_per_round=update_bytes(_plan(), LAYOUT)), _plan()),
+        (Policy(may_leave=("update", "scores"), masks="required"), SCORED),
+        (Policy(max_bytes_per_round=update_bytes(SCORED, LAYOUT, METRICS)), SCORED),
     ],
 )
 def test_what_keeps_to_the_policy_passes(policy: Policy, plan: Plan) -> None:
-    policy.check(plan, LAYOUT)
+    policy.check(plan, LAYOUT, METRICS)
+
+
+def test_scores_inside_a_masked_update_count_as_its_bytes() -> None:
+    """One number a metric, and how many test records."""
+    quiet = SCORED.model_copy(
+        update={"evaluation": SCORED.evaluation.model_copy(update={"enabled": False})}
+    )
+    more = update_bytes(SCORED, LAYOUT, METRICS) - update_bytes(quiet, LAYOUT, METRICS)
+    assert more == 4 * (len(METRICS) + 1)
+    policy = Policy(max_bytes_per_round=update_bytes(quiet, LAYOUT))
+    assert any("bytes" in one for one in policy.objections(SCORED, LAYOUT, METRICS))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold"])

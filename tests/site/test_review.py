@@ -257,6 +257,27 @@ def test_only_the_scores_that_leave_are_on_the_screen(parts: Parts) -> None:
     assert "accuracy, told with noise" in text
 
 
+def test_scores_that_are_masked_with_the_update_are_on_the_screen(parts: Parts) -> None:
+    study = _private(
+        _verified(parts),
+        {},
+        selection={"target": 3},
+        strategy={"clip": 1.0, "weight": "uniform"},
+        evaluation={"gate": False, "bound": 10.0},
+        security={"secure_aggregation": True},
+    )
+    metrics = [metric.name for metric in study.reported]
+    update = update_bytes(study.plan, study.layout, study.reported)
+    text = review_text(study)
+    assert "weight and scores among them" in text
+    assert "LEAVES  every round, masked with the update: how many test records" in text
+    assert f"metrics that are summed: {', '.join(metrics)}" in text
+    assert f"LEAVES  at most {update:,} bytes of update a round" in text, "no scores besides"
+    assert "on their test records: loss, masked with their updates" in text
+    refusing = review_text(study, policy=Policy(may_leave=("update", "weight")))
+    assert "POLICY  refuses: the plan asks for scores, which may not leave this site" in refusing
+
+
 def test_objections_of_the_policy_are_on_the_screen(parts: Parts) -> None:
     text = review_text(_verified(parts), policy=Policy(min_sites=9))
     assert "POLICY  refuses: the plan publishes what 3 sites made" in text

@@ -62,6 +62,12 @@ def _evaluated(event: Event) -> str:
     return f"evaluated on {event['samples']} records" if "samples" in event else "evaluated"
 
 
+def _base_scored(event: Event) -> str:
+    if not event["samples"]:
+        return f"no member had test records for version {event['version']}"
+    return f"the sum has the scores of version {event['version']}: {event['samples']} records"
+
+
 def _aggregated(event: Event) -> str:
     return f"{event['count']} updates summed: candidate {words.short(event['model'])}"
 
@@ -71,6 +77,7 @@ _TELL: dict[str, Callable[[Event], str]] = {
         f"invitations of earlier rounds still hold: {_names(e['seats']) or 'none'}"
     ),
     "MaskingAdopted": lambda _: "sums are secret: sites mask what they send",
+    "ScoringAdopted": lambda _: "scores come inside the sums, one round later",
     "KeysReceived": lambda _: "keys received, for a secret sum",
     "KeysClosed": lambda e: (
         f"{len(e['seats'])} sites mask with each other, "
@@ -106,6 +113,7 @@ _TELL: dict[str, Callable[[Event], str]] = {
     "RoundClosed": lambda e: f"closed with {len(e['members'])} members{_after(e['members'])}",
     "MemberRemoved": lambda _: "taken out: it was revoked before the sum",
     "UpdatesScreened": lambda e: f"screened, {e['count_left']} left",
+    "BaseScored": _base_scored,
     "Aggregated": _aggregated,
     "Evaluated": _evaluated,
     "CohortEvaluated": _evaluated,

@@ -37,7 +37,7 @@ def lock(
         return
     made, model = make_lock(study, secrets.randbits(32) if seed is None else seed)
     found = inventory_of(study.task, study.sites[0].data, study.plan, study.sites[0].name)
-    data(inventory_text(found, study.plan))
+    data(inventory_text(found, study.plan, study.plan.reported(study.task.metrics)))
     write_lock(folder, made, model)
     sites = len(study.sites) if sample is None else None  # a sample is not one of them
     warned = warn_of_noise(made.applied(study.plan), made.layout.size, sites)

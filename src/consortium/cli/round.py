@@ -160,7 +160,7 @@ def table_lines(records: list[RoundRecord]) -> list[str]:
     from consortium.cli.rounds import RoundTable
     from consortium.core.terms import Metric
 
-    names = dict.fromkeys(name for record in records for name in record.metrics)
+    names = dict.fromkeys(name for record in records for name in record.told[0])
     table = RoundTable(tuple(Metric(name, True) for name in names))
     return [table.header(), *map(table.row, records)]
 
@@ -174,7 +174,9 @@ def round_sheet(record: RoundRecord, events: list[dict[str, Any]]) -> Sheet:
             after = f"+{words.span(event['at_ms'] - record.opened_ms)}"
             rows.append((after, event.get("site", ""), text))
     sheet = Sheet(_headline(record), [_pairs(record)])
-    if record.metrics:
+    if record.has_late_scores:
+        sheet.parts += [_late_metrics(record)] if record.base_metrics else []
+    elif record.metrics:
         sheet.parts.append(_metrics(record))
     sheet.parts.append(Grid(("after", "site", "what happened"), rows, frozenset({"after"})))
     return sheet
@@ -216,4 +218,18 @@ def _metrics(record: RoundRecord) -> Grid:
             (name, words.number(value), "–" if base is None else words.number(base), change)
         )
     header = (f"over {record.samples} records", "candidate", "base", "change")
+    return Grid(header, rows, frozenset(header[1:]))
+
+
+def _late_metrics(record: RoundRecord) -> Grid:
+    """The scores of the version that the round began from, which are inside its sum; and of the
+    one that came out, once the next sum has told them."""
+    rows = []
+    for name, base in record.base_metrics.items():
+        value = record.metrics.get(name)
+        told = "not known" if value is None else words.number(value)
+        change = "" if value is None else f"{value - base:+.4f}"
+        rows.append((name, words.number(base), told, change))
+    came = "–" if record.published is None else f"version {record.published}"
+    header = (f"over {record.base_samples} records", f"version {record.version}", came, "change")
     return Grid(header, rows, frozenset(header[1:]))

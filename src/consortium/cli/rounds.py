@@ -22,10 +22,12 @@ class RoundTable:
         return "".join(["round  invited  counted  dropped  ", *columns, "  outcome"])
 
     def row(self, record: RoundRecord) -> str:
-        values = [self._value(record, name) for name in self._metrics]
+        metrics, version = record.told
+        values = [self._value(metrics, name) for name in self._metrics]
         invited = f"{record.invited}{f'+{record.backups}' if record.backups else ''}"
         outcome = f"{record.outcome}{f' ({record.reason})' if record.reason else ''}"
-        notes = "; deadline extended" if record.extensions else ""
+        notes = f"; scores of version {version}" if metrics and version is not None else ""
+        notes += "; deadline extended" if record.extensions else ""
         shown = [f"{site} ({why})" for site, why in record.lost[:_MOST_SHOWN]]
         if len(record.lost) > _MOST_SHOWN:
             shown.append(f"and {len(record.lost) - _MOST_SHOWN} more")
@@ -36,10 +38,10 @@ class RoundTable:
         )
 
     @staticmethod
-    def _value(record: RoundRecord, name: str) -> str:
-        if name not in record.metrics:
+    def _value(metrics: dict[str, float], name: str) -> str:
+        if name not in metrics:
             return f"{'–':>10}"
-        value = record.metrics[name]
+        value = metrics[name]
         return f"{value:>10.4f}" if abs(value) < 1e4 else f"{value:>10.3g}"
 
 
@@ -86,7 +88,7 @@ class Progress:
         self._bar.update(self._sites, description=f"{what} {number}", advance=done, total=total)
 
     def on_round(self, record: RoundRecord) -> None:
-        value = record.metrics.get(self._metric)
+        value = record.told[0].get(self._metric)
         title = self._title if value is None else f"{self._title} · {self._metric} {value:.4f}"
         self._bar.update(self._rounds, completed=record.number, description=title)
         self._bar.reset(self._sites)

@@ -218,6 +218,12 @@ def _conclude(run: Run, folder: RunFolder, told: dict[str, object]) -> None:
     data(f"\nmodel {run.model_digest.hex()}")
     if run.state.current == 0:
         say("no candidate was accepted: this is the model that the study started from")
+    scored = told.get("metrics_version")
+    if scored is not None:
+        say(
+            f"the last scores are of version {scored}: under masks a version is scored by the sum "
+            f"of the round after it, so version {run.state.current} has none"
+        )
     sent = f"; {told['bytes_per_update']:,} bytes an update" if told["bytes_per_update"] else ""
     say(f"finished: {run.history.finished.replace('_', ' ')}; see {folder.path}{sent}")
     envelope("simulate", told)

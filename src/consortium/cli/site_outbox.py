@@ -19,6 +19,8 @@ def table(made: list[OutboxEntry]) -> list[str]:
     ]
     if has_costs:
         lines.append("epsilon is of each round by itself: consortium site status has the total")
+    if any(entry.has_scores for entry in made):
+        lines.append("updates have the scores of their round in them, under the same masks")
     return [*lines, f"{len(made)} entries, {total_bytes(made):,} bytes"]
 
 
@@ -38,4 +40,5 @@ def as_json(entry: OutboxEntry) -> dict[str, object]:
         "heard": entry.told,
         "cost": entry.cost,
         "delta": entry.delta,
+        "has_scores": entry.has_scores,
     }

@@ -118,7 +118,7 @@ def show_review(home: SiteHome, study: ReviewedStudy) -> bool:
     for line in text.splitlines():
         for part in _fitted(line):
             data(part)
-    return not policy.objections(study.plan, study.layout)
+    return not policy.objections(study.plan, study.layout, study.reported)
 
 
 @contextmanager

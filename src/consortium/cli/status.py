@@ -221,7 +221,10 @@ def _model(told: Status) -> str:
 def last_round(record: RoundRecord) -> str:
     """A round that has ended, in a line."""
     why = f" ({words.plain(record.reason)})" if record.reason else ""
-    metrics = [f"{name} {words.number(value)}" for name, value in record.metrics.items()]
+    told, version = record.told
+    metrics = [f"{name} {words.number(value)}" for name, value in told.items()]
+    if metrics and version is not None:
+        metrics[-1] += f" (of version {version})"
     parts = [f"{record.number}: {record.outcome}{why}", f"{record.counted} counted", *metrics]
     return ", ".join(parts)
 

@@ -235,7 +235,7 @@ class Desk:
     def _hands(self) -> CoordinatorHands:
         study = self.study_of_plan()
         rules = study.plan, study.layout, self.blobs, self.clock, self._draw
-        return hands_for(*rules, accounts=self.accounts)
+        return hands_for(*rules, metrics=study.metrics, accounts=self.accounts)
 
     def _draw(self, number: int) -> bytes:
         if self._seed is None:
@@ -377,7 +377,7 @@ class Desk:
                     raise over  # the site learns why before it has sent anything
                 return 0
         study = self.study_of_plan()
-        return study.plan.form(study.layout, 0).size_bytes + _HEADER_BYTES
+        return study.plan.form(study.layout, 0, study.metrics).size_bytes + _HEADER_BYTES
 
     def report(self, site: SiteRow, body: Report) -> Taken:
         with self.lock:

@@ -10,6 +10,7 @@ from consortium.bundle import Bundle, make_bundle
 from consortium.coordinator.registry import Registry
 from consortium.core.ids import Digest
 from consortium.core.state import Federation
+from consortium.core.terms import Metric
 from consortium.drive.lock import Lock, read_lock
 from consortium.errors import InternalError, TaskEntryError, VerificationError
 from consortium.model import Layout
@@ -37,6 +38,7 @@ class Study:
     layout: Layout
     task: Digest
     sheet: StudySheet
+    metrics: tuple[Metric, ...]  # that leave a site
 
 
 def read_locked(plan_file: Path) -> LockedStudy:
@@ -70,7 +72,7 @@ def store_study(study: LockedStudy, blobs: Blobs) -> StudySheet:
 
 def adopted_study(federation: str, state: Federation, registry: Registry, blobs: Blobs) -> Study:
     """The study that the federation's log names."""
-    if state.plan is None or state.task is None or state.layout is None:
+    if state.plan is None or state.task is None or state.layout is None or state.terms is None:
         raise InternalError("a study was asked for before there is one")
     row = registry.study(federation, state.plan.hex(), state.task.hex())
     if row is None:
@@ -84,4 +86,4 @@ def adopted_study(federation: str, state: Federation, registry: Registry, blobs:
     )
     plan = Plan.from_canonical(blobs.get(state.plan))
     layout = Layout.from_canonical(blobs.get(state.layout))
-    return Study(plan, state.plan, layout, state.task, sheet)
+    return Study(plan, state.plan, layout, state.task, sheet, state.terms.metrics)

@@ -147,6 +147,7 @@ class Teller:
         """Every version that was ever published."""
         history = self._read()
         metrics = {record.number: record.metrics for record in history.rounds}
+        late = {one.version: one.base_metrics for one in history.rounds if one.has_late_scores}
         with self.desk.lock:
             state = self.desk.state
             return [
@@ -156,7 +157,7 @@ class Teller:
                     "round": version.round,
                     "is_current": number == state.current,
                     "published_ms": self._past.published_ms.get(number),
-                    "metrics": metrics.get(version.round, {}),
+                    "metrics": metrics.get(version.round) or late.get(number, {}),
                     "bytes": self.desk.blobs.size(version.model),
                 }
                 for number, version in sorted(state.versions.items())

@@ -65,3 +65,8 @@ class BudgetSettled:
     KIND = 77
     round: int
     at_ms: int
+
+
+BudgetFact = (
+    BudgetAdopted | BudgetAsked | BudgetReserved | BudgetRefused | BudgetCharged | BudgetSettled
+)

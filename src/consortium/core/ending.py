@@ -20,11 +20,11 @@ def finish(
     number: int,
     now_ms: int,
     stale_rounds: int = 0,
-    judged: f.Judged | None = None,
+    means: tuple[float, ...] = (),
 ) -> Facts:
-    """Whether this was the last round."""
-    if judged is not None and judged.candidate and terms.stop_below is not None:
-        if judged.candidate[terms.metric_index(LOSS)] < terms.stop_below:
+    """Whether this was the last round. `means` are those of the newest model that has some."""
+    if means and terms.stop_below is not None:
+        if means[terms.metric_index(LOSS)] < terms.stop_below:
             return (f.FederationFinished(f.Finish.CONVERGED, now_ms),)
     if terms.patience and stale_rounds >= terms.patience:
         return (f.FederationFinished(f.Finish.NO_IMPROVEMENT, now_ms),)

@@ -61,6 +61,10 @@ def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> None:
     state.terms = _terms(state).buffered(*parts)
 
 
+def _scoring_adopted(state: Federation, fact: f.ScoringAdopted) -> None:
+    state.terms = replace(_terms(state), has_scored_sums=True)
+
+
 def _budget_adopted(state: Federation, fact: f.BudgetAdopted) -> None:
     budget = Budget(fact.account, fact.unit, fact.costs, fact.is_spent_at_sites)
     state.terms = replace(_terms(state), budget=budget)
@@ -302,6 +306,15 @@ def _screened(state: Federation, fact: f.UpdatesScreened) -> None:
     """Who is out, the exclusions say; the step is in the table."""
 
 
+def _base_scored(state: Federation, fact: f.BaseScored) -> None:
+    terms, means = _terms(state), fact.means
+    _open(state).scored = fact
+    if means:
+        state.stale_rounds = 0 if fact.is_improvement else state.stale_rounds + 1
+    if means and fact.is_improvement:
+        state.best_score = means[terms.metric_index(terms.judged_by)]
+
+
 def _aggregated(state: Federation, fact: f.Aggregated) -> None:
     open_round = _open(state)
     open_round.model, open_round.model_state = fact.model, fact.server_state
@@ -329,7 +342,8 @@ def _evaluation_closed(state: Federation, fact: f.EvaluationClosed) -> None:
 
 def _judged(state: Federation, fact: f.Judged) -> None:
     _open(state).judged = fact
-    if fact.outcome is not f.Outcome.UNJUDGED:
+    has_scores = not _terms(state).has_scored_sums  # else they were of the base, and are noted
+    if has_scores and fact.outcome is not f.Outcome.UNJUDGED:
         state.stale_rounds = 0 if fact.is_improvement else state.stale_rounds + 1
 
 
@@ -410,6 +424,7 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.FederationFinished: _finished,
     f.LogKeyAdopted: _log_key_adopted,
     f.BufferingAdopted: _buffering_adopted,
+    f.ScoringAdopted: _scoring_adopted,
     f.BudgetAdopted: _budget_adopted,
     f.BudgetAsked: _budget_asked,
     f.BudgetReserved: _budget_reserved,
@@ -429,6 +444,7 @@ _RECORD: dict[type[Any], Callable[[Federation, Any], None]] = {
     f.CohortTrained: _cohort_trained,
     f.RoundClosed: _closed,
     f.MemberRemoved: _member_removed,
+    f.BaseScored: _base_scored,
     f.Aggregated: _aggregated,
     f.Evaluated: _evaluated,
     f.CohortEvaluated: _cohort_evaluated,

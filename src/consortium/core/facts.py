@@ -13,10 +13,13 @@ from enum import IntEnum
 from consortium.core.budget_facts import BudgetAdopted as BudgetAdopted
 from consortium.core.budget_facts import BudgetAsked as BudgetAsked
 from consortium.core.budget_facts import BudgetCharged as BudgetCharged
+from consortium.core.budget_facts import BudgetFact
 from consortium.core.budget_facts import BudgetRefused as BudgetRefused
 from consortium.core.budget_facts import BudgetReserved as BudgetReserved
 from consortium.core.budget_facts import BudgetSettled as BudgetSettled
 from consortium.core.ids import Digest, Seat, Seats, SiteId
+from consortium.core.score_facts import BaseScored as BaseScored
+from consortium.core.score_facts import ScoringAdopted as ScoringAdopted
 from consortium.core.secagg_facts import MaskedRoundFact
 from consortium.core.secagg_facts import MaskingAdopted as MaskingAdopted
 from consortium.core.terms import ReportValue, Terms
@@ -464,12 +467,8 @@ FederationFact = (
     | LogKeyAdopted
     | BufferingAdopted
     | MaskingAdopted
-    | BudgetAdopted
-    | BudgetAsked
-    | BudgetReserved
-    | BudgetRefused
-    | BudgetCharged
-    | BudgetSettled
+    | ScoringAdopted
+    | BudgetFact
 )
 RoundFact = (
     RoundOpened
@@ -495,6 +494,7 @@ RoundFact = (
     | RoundFailed
     | UpdatesScreened
     | InvitationsKept
+    | BaseScored
     | MaskedRoundFact
 )
 Fact = FederationFact | RoundFact

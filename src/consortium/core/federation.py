@@ -104,6 +104,8 @@ def _adopt(state: Federation, item: i.AdoptPlan) -> Facts:
     if terms.is_buffered:
         parts = terms.buffer, terms.max_staleness, terms.discount_ppm
         facts.append(f.BufferingAdopted(*parts, item.now_ms))
+    if terms.has_scored_sums:
+        facts.append(f.ScoringAdopted(item.now_ms))
     if terms.masking is not None:
         facts.append(f.MaskingAdopted(terms.masking.phase_ms, item.now_ms))
     if terms.budget is not None:

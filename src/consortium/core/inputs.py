@@ -239,6 +239,9 @@ class Summed:
     model: Digest
     server_state: Digest | None
     now_ms: int
+    # What was in the sum besides: of the round's base, over so many test records.
+    samples: int = 0
+    scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,14 @@ def _buffering_adopted(state: Federation, fact: f.BufferingAdopted) -> bool:
     return terms.buffered(fact.buffer, fact.max_staleness, fact.discount_ppm).are_sound()
 
 
+def _scoring_adopted(state: Federation, fact: f.ScoringAdopted) -> bool:
+    """Once a plan, and the plan's other terms allow it."""
+    terms = state.terms
+    if terms is None or terms.has_scored_sums:
+        return False
+    return replace(terms, has_scored_sums=True).are_sound()
+
+
 _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFounded: lambda state, fact: not state.id and bool(fact.federation),
     f.PlanAdopted: lambda state, fact: bool(state.id) and fact.terms.are_sound(),
@@ -161,6 +169,7 @@ _FEDERATION_CHECKS: dict[type[Any], Callable[[Federation, Any], bool]] = {
     f.FederationFinished: lambda state, fact: True,
     f.LogKeyAdopted: lambda state, fact: fact.key not in state.log_keys,
     f.BufferingAdopted: _buffering_adopted,
+    f.ScoringAdopted: _scoring_adopted,
     f.MaskingAdopted: masked.adopted,
     f.BudgetAdopted: _budget_adopted,
     f.BudgetAsked: lambda state, fact: (
@@ -258,6 +267,31 @@ def _closed(state: Federation, open_round: Round, fact: f.RoundClosed) -> bool:
     )
 
 
+def _base_scored(state: Federation, open_round: Round, fact: f.BaseScored) -> bool:
+    """Once a sum, of the round's own base, if the plan asks for it."""
+    terms = state.terms
+    assert terms is not None
+    return (
+        terms.has_scored_sums
+        and open_round.scored is None
+        and fact.version == open_round.version
+        and len(fact.sums) == len(terms.metrics)
+        and (fact.samples > 0 or not fact.is_improvement)
+    )
+
+
+def _aggregated(state: Federation, open_round: Round, fact: f.Aggregated) -> bool:
+    """Over the members as they are; costs are spent, and the sum's scores told, before."""
+    terms = state.terms
+    assert terms is not None
+    return (
+        fact.count == len(open_round.members)
+        and all(seat in state.roster for seat in open_round.members)
+        and _payment(state, open_round.number) is not Payment.HELD
+        and (open_round.scored is not None) is terms.has_scored_sums
+    )
+
+
 def _judged(state: Federation, open_round: Round, fact: f.Judged) -> bool:
     """The evidence is what the members reported."""
     return (fact.samples, fact.candidate, fact.base) == means(open_round)
@@ -306,11 +340,8 @@ _ROUND_CHECKS: dict[type[Any], Callable[[Federation, Round, Any], bool]] = {
     f.MemberRemoved: lambda state, open_round, fact: (
         fact.seat in open_round.members and fact.seat not in state.roster
     ),
-    f.Aggregated: lambda state, open_round, fact: (
-        fact.count == len(open_round.members)
-        and all(seat in state.roster for seat in open_round.members)
-        and _payment(state, open_round.number) is not Payment.HELD  # they are spent before the sum
-    ),
+    f.BaseScored: _base_scored,
+    f.Aggregated: _aggregated,
     f.Evaluated: lambda state, open_round, fact: (
         fact.seat in open_round.unheard and fact.at_ms <= open_round.evaluate_by_ms
     ),

@@ -22,6 +22,7 @@ from consortium.core.facts import (
 )
 from consortium.core.ids import Digest, Seat, Seats, SiteId
 from consortium.core.roster import Roster
+from consortium.core.score_facts import BaseScored
 from consortium.core.secagg_facts import (
     ConsentReceived,
     KeysClosed,
@@ -83,6 +84,7 @@ class Round:
     fallen: dict[Seat, Fault | Failure] = field(default_factory=dict)
     partials: list[tuple[Seats, float, Digest]] = field(default_factory=list)
     members: dict[Seat, None] = field(default_factory=dict)
+    scored: BaseScored | None = None  # what the sum says of the base
     model: Digest | None = None
     model_state: Digest | None = None  # the server state that goes with the candidate
     evaluate_by_ms: int = 0
@@ -194,6 +196,7 @@ _SCALARS = (
     "backup_calls",
     "eligible",
     "first_backup",
+    "scored",
     "model",
     "model_state",
     "evaluate_by_ms",

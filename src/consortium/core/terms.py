@@ -137,10 +137,14 @@ class Terms:
     budget: Budget | None = field(default=None, metadata=_APART)
     # `MaskingAdopted` tells this one. None: every update is seen.
     masking: Masking | None = field(default=None, metadata=_APART)
+    # `ScoringAdopted` tells this one: scores come inside the sums, of the model that a round
+    # begins from. Else members are asked for those of the candidate, and of that model.
+    has_scored_sums: bool = field(default=False, metadata=_APART)
 
     @property
     def has_evaluation(self) -> bool:
-        return bool(self.judged_by)
+        """Whether members are asked for scores of a candidate."""
+        return bool(self.judged_by) and not self.has_scored_sums
 
     @property
     def is_masked(self) -> bool:
@@ -157,7 +161,7 @@ class Terms:
 
     def as_adopted(self) -> Terms:
         """The part of the terms that `PlanAdopted` tells."""
-        return replace(self.buffered(0, 0, 0), budget=None, masking=None)
+        return replace(self.buffered(0, 0, 0), budget=None, masking=None, has_scored_sums=False)
 
     def are_sound(self) -> bool:
         """Whether the core can work with these terms: what they name is there."""
@@ -166,17 +170,24 @@ class Terms:
         if self.stop_below is not None:
             wanted.add(LOSS)
         is_possible = 0 < self.quorum <= self.wait_for and self.gate_window > 0
-        is_whole = self._can_buffer() and self._can_pay() and self._can_mask()
+        rules = self._can_buffer, self._can_pay, self._can_mask, self._can_score
+        is_whole = all(rule() for rule in rules)
         return wanted <= names and is_possible and is_whole
 
     def _can_mask(self) -> bool:
         """Under masks nobody's update is looked at or taken out again, nobody waits for less than
-        all, and a site's scores are not told."""
+        all, and no site tells its scores by themselves."""
         if self.masking is None:
             return True
         is_blind = self.norm_factor == 0 and not self.is_screened and not self.has_evaluation
         is_patient = self.close is Close.ALL_OR_DEADLINE and not self.is_buffered
         return is_blind and is_patient and self.quorum >= LEAST_MASKED and self.masking.phase_ms > 0
+
+    def _can_score(self) -> bool:
+        """Scores of a sum are by some metric, and too late for a gate: what they are of was
+        published before. Without a barrier a sum has updates of several models."""
+        is_late = not self.is_gated and not self.is_buffered
+        return not self.has_scored_sums or (bool(self.judged_by) and is_late)
 
     def _can_pay(self) -> bool:
         """An account by a plain name, and costs that are numbers."""

@@ -4,6 +4,7 @@ members, the gate's verdict, publication, and whether the federation is done."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from consortium.core import facts as f
 from consortium.core import inputs as i
@@ -69,13 +70,35 @@ def summed(state: Federation, terms: Terms, item: i.Summed) -> Facts:
     open_round = at_step(state, item.round, Step.SUMMING)
     if open_round is None or item.count != len(open_round.members):
         return ()
+    scored = _scored(state, terms, open_round, item)
     by_ms = item.now_ms + terms.evaluation_ms if terms.has_evaluation else 0
     aggregated = f.Aggregated(
         item.round, item.count, item.model, item.server_state, by_ms, item.now_ms
     )
     if terms.has_evaluation:
         return (aggregated,)
-    return (aggregated, f.EvaluationClosed(item.round, 0, item.now_ms))
+    return (*scored, aggregated, f.EvaluationClosed(item.round, 0, item.now_ms))
+
+
+def _scored(state: Federation, terms: Terms, open_round: Round, item: i.Summed) -> Facts:
+    """What the sum says of the model that the round began from, where the plan asks for it. That
+    it is known one round after its publication is the price of seeing no single site's."""
+    if not terms.has_scored_sums:
+        if item.samples or item.scores:
+            raise InvalidInputError("the plan asks for no scores in its sums")
+        return ()
+    _check_scores(terms, item)
+    sums = item.scores
+    found = f.BaseScored(item.round, open_round.version, item.samples, sums, False, item.now_ms)
+    is_better = bool(found.means) and _improves(state, terms, found.means)
+    return (replace(found, is_improvement=is_better),)
+
+
+def _check_scores(terms: Terms, item: i.Summed) -> None:
+    if not 0 <= item.samples <= _MAX_SAMPLES or len(item.scores) != len(terms.metrics):
+        raise InvalidInputError(f"a sum has scores of {len(terms.metrics)} metrics")
+    if not all(abs(value) <= _MAX_SUM for value in item.scores):
+        raise InvalidInputError("a sum has a score that is not finite, or too large")
 
 
 def not_summed(state: Federation, terms: Terms, item: i.NotSummed) -> Facts:
@@ -235,8 +258,15 @@ def release(state: Federation, terms: Terms, item: i.Released) -> Facts:
         item.round, version, item.model, open_round.model_state, item.now_ms
     )
     completed = f.RoundCompleted(item.round, f.Outcome.ACCEPTED, item.now_ms)
-    ended = finish(terms, item.round, item.now_ms, state.stale_rounds, open_round.judged)
+    ended = finish(terms, item.round, item.now_ms, state.stale_rounds, _newest_means(open_round))
     return (published, completed, *ended)
+
+
+def _newest_means(open_round: Round) -> tuple[float, ...]:
+    """Of the candidate that is published now, or, where scores come with sums, of its base."""
+    judged, scored = open_round.judged, open_round.scored
+    assert judged is not None, "published, and the gate has not spoken"
+    return judged.candidate or (() if scored is None else scored.means)
 
 
 def _improves(state: Federation, terms: Terms, candidate: tuple[float, ...]) -> bool:

@@ -15,7 +15,9 @@ from consortium.core import duties as d
 from consortium.core import inputs as i
 from consortium.core.facts import Fault, RoundEnd
 from consortium.core.ids import Digest, Seat
+from consortium.core.terms import Metric
 from consortium.drive.accounts import Accounts, Ledger
+from consortium.drive.base_scores import scores_in
 from consortium.drive.clock import Clock
 from consortium.drive.combine import Combination, server_state_of
 from consortium.drive.release import NoiseAt, Noised, release_of, secret_noise
@@ -191,13 +193,23 @@ class CoordinatorHands:
             state = server_state_of(self.strategy, self.layout, self.blobs, duty.server_state)
             self.blobs.check(duty.base)
             base = open_model(self.blobs, self.layout, duty.base)
+            scores = self._base_scores(rows, duty.count)
             try:
                 model, server_state = combination.write(self.blobs, base, rows, state)
             except ModelFileError:
                 return i.NotSummed(duty.round, duty.count, RoundEnd.NOT_FINITE, self.clock.now_ms())
         except (MissingBlobError, CorruptBlobError, *NOT_LIFTED):
             return i.NotSummed(duty.round, duty.count, RoundEnd.AGGREGATION, self.clock.now_ms())
-        return i.Summed(duty.round, duty.count, model, server_state, self.clock.now_ms())
+        now_ms = self.clock.now_ms()
+        return i.Summed(duty.round, duty.count, model, server_state, now_ms, *scores)
+
+    def base_scores(self, duty: d.Aggregate) -> tuple[int, tuple[float, ...]]:
+        """What the sum says of the model that the round began from: over how many test records,
+        and the sum of each metric; nothing where the plan asks for no scores."""
+        return self._base_scores(self.rows(duty), duty.count)
+
+    def _base_scores(self, rows: list[Source], count: int) -> tuple[int, tuple[float, ...]]:
+        return (0, ()) if self.masked is None else scores_in(self.masked.ring, rows, count)
 
 
 def hands_for(
@@ -207,21 +219,22 @@ def hands_for(
     clock: Clock,
     draw_seed: Callable[[int], bytes],
     *,
+    metrics: tuple[Metric, ...] = (),
     accounts: Accounts | None = None,
     noise_at: NoiseAt = secret_noise,
 ) -> CoordinatorHands:
-    """Those that do what this plan says."""
+    """Those that do what this plan says, for a task that reports these metrics."""
 
     def release(number: int) -> Noised | None:
         return release_of(plan, layout, number, noise_at)
 
     rules = layout, plan.strategy, blobs, clock, draw_seed
-    return CoordinatorHands(*rules, plan.packing, release, accounts, _masked(plan, layout))
+    return CoordinatorHands(*rules, plan.packing, release, accounts, _masked(plan, layout, metrics))
 
 
-def _masked(plan: Plan, layout: Layout) -> Masked | None:
+def _masked(plan: Plan, layout: Layout, metrics: tuple[Metric, ...]) -> Masked | None:
     if not plan.is_masked:
         return None
     # What sites weigh would be one more thing that noise had to hide.
     divisor = plan.selection.target if plan.has_noise_shares else None
-    return Masked(plan.ring(layout), None if divisor is None else float(divisor))
+    return Masked(plan.ring(layout, metrics), None if divisor is None else float(divisor))

@@ -37,6 +37,19 @@ class RoundRecord:
     bytes_sent: int = 0  # of their files, where somebody has looked: they are not in the log
     kept: int = 0  # invitations of earlier rounds that still held, where there is no barrier
     passed_on: int = 0  # invited, not counted, and free to answer in the next round
+    published: int | None = None  # the version that came out
+    # Where scores come inside sums: of the model that the round began from. Then `metrics` are
+    # known when the next sum is, and those of the last round never.
+    base_samples: int = 0
+    has_late_scores: bool = False
+
+    @property
+    def told(self) -> tuple[dict[str, float], int | None]:
+        """What is known of the round's model, and, where scores come late, which version they are
+        of: the one that came out, or else the one that the round began from."""
+        if not self.has_late_scores:
+            return self.metrics, None
+        return (self.metrics, self.published) if self.metrics else (self.base_metrics, self.version)
 
 
 class History:
@@ -85,8 +98,11 @@ class History:
                 self.rounds[-1].counted -= 1
             case f.Judged():
                 self._judged(fact)
+            case f.BaseScored():
+                self._scored(fact)
             case f.ModelPublished():
                 self.rounds[-1].model = fact.model.hex()
+                self.rounds[-1].published = fact.version
             case f.RoundCompleted():
                 return self._end(fact.outcome.name.lower(), "", fact.at_ms)
             case f.RoundFailed():
@@ -102,9 +118,25 @@ class History:
         assert self._terms is not None
         names = [metric.name for metric in self._terms.metrics]
         record = self.rounds[-1]
+        if record.has_late_scores:
+            return  # a verdict without evidence
         record.samples = fact.samples
         record.metrics = dict(zip(names, fact.candidate, strict=False))
         record.base_metrics = dict(zip(names, fact.base, strict=False))
+
+    def _scored(self, fact: f.BaseScored) -> None:
+        """What a sum says of the model that its round began from: noted here, and with the round
+        that the model came out of."""
+        assert self._terms is not None
+        means = dict(zip([metric.name for metric in self._terms.metrics], fact.means, strict=False))
+        record = self.rounds[-1]
+        record.base_metrics, record.base_samples = means, fact.samples
+        record.has_late_scores = True
+        for made in reversed(self.rounds[:-1]):
+            if made.published == fact.version:
+                if made.has_late_scores:  # else its members have tried it, by another plan
+                    made.metrics, made.samples = means, fact.samples
+                break
 
     def _end(self, outcome: str, reason: str, at_ms: int) -> RoundRecord:
         record = self.rounds[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from consortium.core.terms import Metric
 from consortium.drive.engine import SimulatedSite, simulated_site
 from consortium.drive.local import LocalWork
 from consortium.model import Layout
@@ -18,7 +19,7 @@ def inspect(task: Task, data: Any = None, *, plan: Plan | None = None) -> None:
     """Print LEAVES and STAYS with their bytes. `data` is a site's, where the model's form
     depends on it; `plan` where the plan keeps layers private too."""
     plan = plan or Plan()
-    print(inventory_text(inventory_of(task, data, plan), plan))
+    print(inventory_text(inventory_of(task, data, plan), plan, plan.reported(task.metrics)))
 
 
 def inventory_of(task: Task, data: Any, plan: Plan, name: str = "here") -> Inventory:
@@ -27,13 +28,14 @@ def inventory_of(task: Task, data: Any, plan: Plan, name: str = "here") -> Inven
     return LocalWork(task, Layout(()), plan).inventory(site)
 
 
-def inventory_text(inventory: Inventory, plan: Plan) -> str:
-    """The inventory as a table."""
+def inventory_text(inventory: Inventory, plan: Plan, metrics: tuple[Metric, ...] = ()) -> str:
+    """The inventory as a table, for a task that reports these metrics."""
     strategy, compression = plan.strategy, plan.compression
     lines = [f"LEAVES  every round, {_bytes(inventory.leaves)}", *_rows(inventory.leaves)]
     if plan.is_masked:
-        masked = plan.form(Layout(inventory.leaves), 0).size_bytes
-        lines.append(f"LEAVES  as {masked:,} bytes that are masked, the weight among them")
+        masked = plan.form(Layout(inventory.leaves), 0, metrics).size_bytes
+        among = "weight and scores" if plan.has_scored_sums else "the weight"
+        lines.append(f"LEAVES  as {masked:,} bytes that are masked, {among} among them")
     if compression.is_on:
         packed = plan.form(Layout(inventory.leaves), 0).size_bytes
         lines.append(f"LEAVES  of these, {packed:,} bytes: {compression.in_words()}")
@@ -46,7 +48,8 @@ def inventory_text(inventory: Inventory, plan: Plan) -> str:
     if plan.has_noised_scores:
         lines.append("LEAVES  every round, with noise: how many test records, how many are right")
     elif plan.evaluation.enabled:
-        lines.append("LEAVES  every round: how many test records, the sums of the metrics")
+        where = ", masked with the update" if plan.has_scored_sums else ""
+        lines.append(f"LEAVES  every round{where}: how many test records, the sums of the metrics")
     lines.append("STAYS   the records")
     if compression.has_feedback:
         left = _bytes(inventory.leaves)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from consortium.core.facts import Failure
+from consortium.core.terms import Metric
 from consortium.drive.contribution import Contributions
 from consortium.drive.rng import stream
 from consortium.drive.unmasked import on_ring
@@ -44,15 +45,18 @@ class Made:
     records: int = 0
     kept: dict[str, Any] | None = None  # None: it made nothing
     failure: Failure | None = None
+    scores: tuple[float, ...] = ()  # of the base, where they go into masked sums
 
     def fail(self, failure: Failure) -> None:
         """It falls out of the round, and keeps nothing of it."""
         self.records, self.kept, self.failure = 0, None, failure
 
 
-def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Contributions:
+def leaving(
+    plan: Plan, layout: Layout, rows: Block, made: Sequence[Made], metrics: tuple[Metric, ...] = ()
+) -> Contributions:
     """What leaves these sites of a round; `rows` may be changed. A row that is not finite does
-    not leave, and nothing is kept beside it."""
+    not leave, and nothing is kept beside it. `metrics` are those that the task reports."""
     with np.errstate(over="ignore"):
         _add_held_back(plan, layout, rows, made)
     for at in np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist():
@@ -63,7 +67,7 @@ def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Co
     values, packed = sent.values, list[bytes | None]([None] * len(made))
     weights = sent.weights.tolist()
     if plan.is_masked:  # a weight is told under the mask, and nowhere else
-        values, packed = on_ring(plan, layout, sent, [one.site for one in made])
+        values, packed = _on_ring(plan, layout, sent, made, metrics)
         weights = [1.0] * len(made)
     elif plan.compression.is_on:
         values, packed = _compressed(plan, layout, sent.values, made)
@@ -75,6 +79,16 @@ def leaving(plan: Plan, layout: Layout, rows: Block, made: Sequence[Made]) -> Co
         [one.failure for one in made],
         packed,
     )
+
+
+def _on_ring(
+    plan: Plan, layout: Layout, sent: Rows, made: Sequence[Made], metrics: tuple[Metric, ...]
+) -> tuple[Block, list[bytes | None]]:
+    """Who fell out before its scores were known has none, and does not leave anyway."""
+    ring = plan.ring(layout, metrics)
+    nothing = (0.0,) * len(ring.metrics)
+    told = [(one.site, one.scores or nothing) for one in made]
+    return on_ring(plan, ring, plan.noise_share(layout), sent, told)
 
 
 def _noised(plan: Plan, sent: Rows, made: Sequence[Made]) -> Rows:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,9 +20,11 @@ import numpy.typing as npt
 from consortium.core.facts import Failure
 from consortium.core.ids import Digest
 from consortium.core.terms import Metric
+from consortium.drive.base_scores import bounded_scores
 from consortium.drive.contribution import Contribution, Contributions
 from consortium.drive.leaving import HELD_BACK, Made, leaving
 from consortium.drive.private import check_delta, noised_scores, refuse_open_scores
+from consortium.drive.rng import stream
 from consortium.errors import (
     ConsortiumError,
     ImpossiblePlanError,
@@ -76,14 +79,15 @@ class LocalWork:
         """Train at one site from `base`; `variate` is the server's, when there is one."""
         made, own = self._prepared(site, base, variate, state)
         try:
+            made.scores = self._base_scores(made.site, base)
             trained = self._trained(made.site, self.layout.unflatten(base))
         except QualityError:  # the findings stay at the site
             made.fail(Failure.DATA_QUALITY)
-            return leaving(self.plan, self.layout, self._rows(1), [made]).each()[0]
+            return self._leaving(self._rows(1), [made]).each()[0]
         step = self._flat(made.site, trained.shared) - base
         rows = self._rows(1, step[None, :])
         self._fill(rows[0], made, trained, step, variate, own)
-        return leaving(self.plan, self.layout, rows, [made]).each()[0]
+        return self._leaving(rows, [made]).each()[0]
 
     def train_together(
         self,
@@ -99,6 +103,9 @@ class LocalWork:
             self._prepared(site, base, variate, state)
             for site, state in zip(sites, states, strict=True)
         ]
+        for made, _ in prepared:
+            with suppress(QualityError):  # training finds it too, and says so
+                made.scores = self._base_scores(made.site, base)
         here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)
         train = cast(SideBySide, self.task).train_together
         many = self._call(here[0], "train", train, here, shared, self.engine)
@@ -113,7 +120,32 @@ class LocalWork:
                 self._note(made, records, many.states[at])
             else:
                 self._fill(rows[at], made, many.at(at), steps[at], variate, own)
-        return leaving(self.plan, self.layout, rows, [made for made, _ in prepared])
+        return self._leaving(rows, [made for made, _ in prepared])
+
+    def _leaving(self, rows: npt.NDArray[Any], made: Sequence[Made]) -> Contributions:
+        return leaving(self.plan, self.layout, rows, made, self.reported)
+
+    @property
+    def reported(self) -> tuple[Metric, ...]:
+        """The metrics that leave a site."""
+        return self.plan.reported(self.task.metrics)
+
+    def _base_scores(self, site: Site, base: Vector) -> tuple[float, ...]:
+        """What goes into a masked sum of how the model does here that the round begins from. It
+        draws from a stream of its own: training goes as it would without."""
+        if not self.plan.has_scored_sums:
+            return ()
+        here = replace(site, rng=stream(site.own_seed, "evaluate", site.round))
+        shared = self.layout.unflatten(base)
+        try:
+            result = self._call(here, "evaluate", self.task.evaluate, here, shared)
+        except QualityError:
+            raise
+        except SiteDataError:  # it has nothing to try a model on, and takes part all the same
+            return bounded_scores(self.plan, self.reported, ([], 0))
+        if _has_no_records(result):
+            return bounded_scores(self.plan, self.reported, ([], 0))
+        return bounded_scores(self.plan, self.reported, _scores(here, self.reported, result))
 
     def _prepared(
         self, site: Site, base: Vector, variate: Vector | None, state: bytes | None
@@ -147,7 +179,7 @@ class LocalWork:
         site = replace(site, state=_of_task(kept))
         shared = self.layout.unflatten(model)
         result = self._call(site, "evaluate", self.task.evaluate, site, shared)
-        found = _scores(site, self.plan.reported(self.task.metrics), result)
+        found = _scores(site, self.reported, result)
         return noised_scores(self.plan, site, found) if self.plan.has_noised_scores else found
 
     def complete(self, site: Site, model: Vector, state: bytes | None) -> Any:
@@ -393,6 +425,10 @@ def _scores(site: Site, metrics: Sequence[Metric], result: Any) -> Scores:
         ) from None
     count = _count(site, "evaluate", records)
     return [value * count for value in values], count
+
+
+def _has_no_records(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 2 and result[1] == 0
 
 
 def _usable(value: float, metric: Metric) -> float:

@@ -103,7 +103,9 @@ def make_lock(study: Study, seed: int) -> tuple[Lock, bytes]:
     plan = resolved(study.plan)
     plan.terms(study.task.metrics)
     local, vector = begin(study.task, plan, study.sites, seed)
-    plan.form(local.layout, 0)  # what is masked may leave too little room for noise
+    plan.form(
+        local.layout, 0, study.task.metrics
+    )  # what is masked may leave too little room for noise
     if plan.privacy.is_on:  # what every site would refuse had better be told here
         local.check(simulated_site(study.sites[0], 1, plan, seed, 0, "start"))
     model = save_model(local.layout, vector)

@@ -37,6 +37,7 @@ class Redo:
         self._terms: Terms | None = None  # the plan's
         # What the screen of the open round finds, and the log has not said yet.
         self._strange: dict[Seat, f.Fault] | None = None
+        self._summed: tuple[d.Aggregate, i.Input] | None = None  # the last sum that was redone
 
     def complaint(self, state: Federation, fact: f.Fact) -> str | None:
         """What is wrong with the work that `fact` reports; None when it is right."""
@@ -56,6 +57,8 @@ class Redo:
                     return self._exclude(state, fact)
                 case f.UpdatesScreened():
                     return self._screened(state)
+                case f.BaseScored():
+                    return self._scored(state, fact)
                 case f.Aggregated():
                     return self._sum(state, fact)
                 case f.Judged():
@@ -70,7 +73,10 @@ class Redo:
         plan = Plan.from_canonical(self._blobs.get(fact.plan))
         layout = Layout.from_canonical(self._blobs.get(fact.layout))
         blobs = _Forgetful(self._blobs)
-        self._hands = hands_for(plan, layout, blobs, ManualClock(), lambda _: b"")
+        self._hands = hands_for(
+            plan, layout, blobs, ManualClock(), lambda _: b"", metrics=fact.terms.metrics
+        )
+        self._summed = None
         self._terms = plan.terms(fact.terms.metrics)
         if self._terms.as_adopted() != fact.terms:
             return "its terms are not those of the plan that it names"
@@ -135,12 +141,28 @@ class Redo:
         release = hands.release(duty.round)
         if release is not None:
             return noise_complaint(hands, release, duty, fact)
-        result = hands.perform(duty)
+        result = self._redone(duty)
         if not isinstance(result, i.Summed) or result.model != fact.model:
             return "the members' updates give another model"
         if result.server_state != fact.server_state:
             return "the members' updates give another state of the server"
         return None
+
+    def _scored(self, state: Federation, fact: f.BaseScored) -> str | None:
+        """The scores are those in the sum, which is redone for its model too, if that can be."""
+        duty, hands = _owed(state, d.Aggregate), self._present_hands()
+        if hands.release(duty.round) is not None:  # noise makes another model of it
+            found = hands.base_scores(duty)
+        else:
+            result = self._redone(duty)
+            found = (result.samples, result.scores) if isinstance(result, i.Summed) else (0, ())
+        is_right = found == (fact.samples, fact.sums)
+        return None if is_right else "the members' updates give other scores"
+
+    def _redone(self, duty: d.Aggregate) -> i.Input:
+        if self._summed is None or self._summed[0] != duty:
+            self._summed = duty, self._present_hands().perform(duty)
+        return self._summed[1]
 
 
 def _owed(state: Federation, kind: type[Owed]) -> Owed:

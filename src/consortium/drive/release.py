@@ -17,6 +17,7 @@ from consortium.aggregate.columns import CHUNK, Columns, Combine, Source, cut, r
 from consortium.aggregate.weighed import sum_of
 from consortium.errors import InternalError
 from consortium.model import Layout
+from consortium.plan.security import ring_of
 from consortium.plan.values import Plan
 from consortium.privacy.noise import Noise, SecretNoise
 from consortium.update.noise import CentralNoise, Grid
@@ -139,6 +140,7 @@ def release_of(
         raise InternalError("the noise of a private plan is computed before it is run")
     denominator = float(plan.asynchronous.buffer or plan.selection.target)
     if plan.is_masked:
-        of_ring = plan.ring(layout), plan.strategy.form(layout).size
+        size = plan.strategy.form(layout).size
+        of_ring = ring_of(plan, size), size  # scores have no noise, and are not in the model
         return MaskedRelease(*of_ring, section.noise_multiplier, denominator, number, noise_at)
     return Release(section.noise_multiplier, section.clip, denominator, number, noise_at)

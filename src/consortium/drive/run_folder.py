@@ -138,6 +138,7 @@ def summary(run: Run) -> dict[str, object]:
         "task": "" if run.state.task is None else run.state.task.hex(),
         "sites": {"count": len(run.sites), "names": digest_of_names(run.sites).hex()},
         "metrics": final_metrics(run),
+        **_late(run),
         "worst": accepted[-1].worst if accepted else {},
         **_sent(rounds),
         **lasted,
@@ -160,9 +161,24 @@ def bytes_per_update(rounds: Sequence[RoundRecord]) -> int | None:
 
 def final_metrics(run: Run) -> dict[str, float]:
     """What the members measured of the model that came out: the last candidate if it was
-    accepted, else the base that was kept."""
+    accepted, else the base that was kept. Where scores come inside sums, of the last model that a
+    sum tells of: see `scored_version`."""
+    late = [record for record in run.history.rounds if record.has_late_scores]
+    if late:
+        return late[-1].base_metrics
     measured = [record for record in run.history.rounds if record.metrics]
     if not measured:
         return {}
     last = measured[-1]
     return last.metrics if last.outcome == "accepted" else last.base_metrics
+
+
+def scored_version(run: Run) -> int | None:
+    """The version that `final_metrics` are of, where they come one round late; else None."""
+    late = [record for record in run.history.rounds if record.has_late_scores]
+    return late[-1].version if late else None
+
+
+def _late(run: Run) -> dict[str, object]:
+    version = scored_version(run)
+    return {} if version is None else {"metrics_version": version}

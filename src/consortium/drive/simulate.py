@@ -184,7 +184,7 @@ def _check_sites(
     """Say before the first round which site's model is not like the others'. Of a thousand
     sites only the first are asked: the others are, when they train."""
     local, _ = begin(task, plan, sites, seed)
-    plan.form(local.layout, 0)  # what is masked may leave too little room for noise
+    plan.form(local.layout, 0, local.reported)  # what is masked may leave too little room for noise
     for seat, site in enumerate(sites[:_CHECKED_SITES], start=1):
         with suppress(QualityError):  # such a site sits the rounds out, and says so
             local.check(simulated_site(site, seat, plan, seed, 0, "start"))
@@ -216,6 +216,7 @@ class _Simulation:
             self._blobs,
             self._clock,
             lambda number: seed_bytes(seed, "selection", number),
+            metrics=self._terms.metrics,
             accounts=Accounts(self._log, self._clock, price_for(plan.privacy.limits)),
             noise_at=self._noise_at,
         )

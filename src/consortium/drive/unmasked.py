@@ -17,7 +17,6 @@ import numpy.typing as npt
 from consortium.aggregate.columns import Row, Source
 from consortium.drive.rng import stream
 from consortium.errors import DimensionError, InternalError
-from consortium.model import Layout
 from consortium.plan.values import Plan
 from consortium.privacy.keystream import U64
 from consortium.tasks import Site
@@ -26,6 +25,7 @@ from consortium.update.ring_noise import NoiseShare
 from consortium.update.stage import Rows
 
 Block = npt.NDArray[np.float64]  # (n, d + extra)
+Told = tuple[Site, Sequence[float]]  # a site, and the scores that it sends behind its weight
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -60,17 +60,18 @@ def decoded(ring: Ring, rows: Sequence[Source]) -> list[Source]:
 
 
 def on_ring(
-    plan: Plan, layout: Layout, sent: Rows, sites: Sequence[Site]
+    plan: Plan, ring: Ring, share: NoiseShare | None, sent: Rows, told: Sequence[Told]
 ) -> tuple[Block, list[bytes | None]]:
     """What these sites mask: rows of (n, d) that are clipped and weighed, as numbers and as the
     bytes of their files. A real site masks the bytes; a simulated one leaves them as they are."""
-    ring, share = plan.ring(layout), plan.noise_share(layout)
     most = plan.strategy.weighing().most
     assert most is not None, "the plan was checked"
-    values = np.empty((len(sites), sent.values.shape[1] + ring.extra))
+    assert not (ring.metrics and plan.has_noised_scores), "the plan was checked"
+    values = np.empty((len(told), sent.values.shape[1] + ring.extra))
     packed = list[bytes | None]()
-    for at, site in enumerate(sites):
-        row = ring.encode(sent.values[at], float(sent.weights[at]) / most, (), _Rounding(site))
+    for at, (site, scores) in enumerate(told):
+        weight = float(sent.weights[at]) / most
+        row = ring.encode(sent.values[at], weight, scores, _Rounding(site))
         if share is not None:
             row = _noised(share, row, sent.values.shape[1], site)
         values[at] = ring.columns(row, 0, len(row))
@@ -81,7 +82,11 @@ def on_ring(
 def _noised(share: NoiseShare, row: U32, size: int, site: Site) -> U32:
     if site.noise is None:
         raise InternalError("an update must not leave without its noise")
-    return share.added(row, size, site.noise)
+    noised = share.added(row, size, site.noise)
+    # What a site weighs is left out. Scores are there only on records that the plan says are
+    # public: nothing is promised of them.
+    noised[size + 1 :] = row[size + 1 :]
+    return noised
 
 
 class _Rounding:

@@ -90,7 +90,7 @@ class WorkerEngine:
         What was made before the fork is copied page by page when a worker first touches it."""
         self._local, self._get_ready = local, get_ready
         layout = local.local.layout
-        form = local.local.plan.row_form(layout)
+        form = local.local.plan.row_form(layout, local.local.reported)
         job_bytes = local.at_once * form.size * form.dtype.itemsize
         slots = max(workers * _AHEAD, min(_MOST_SLOTS, _SLOTS_BYTES // max(job_bytes, 1)))
         self._models = _shared((2, layout.size), layout.dtype)

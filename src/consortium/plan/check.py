@@ -190,7 +190,8 @@ def guarantees(plan: Plan) -> list[str]:
 def _sent(plan: Plan) -> str:
     """What leaves a site; a private plan has no weights, and scores only where it says so."""
     if plan.is_masked:
-        return "masked updates, and keys and sealed shares for taking the masks away"
+        scored = " with scores in them" if plan.has_scored_sums else ""
+        return f"masked updates{scored}, and keys and sealed shares for taking the masks away"
     if not plan.privacy.is_on:
         return "model updates, a weight and metric sums"
     return "model updates and metric sums" if plan.evaluation.enabled else "model updates"

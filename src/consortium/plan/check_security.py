@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from consortium.core.terms import LEAST_MASKED
 from consortium.crypto.secure_sum.graph import threshold_for
-from consortium.errors import ImpossiblePlanError, UnsupportedPlanError
+from consortium.errors import ImpossiblePlanError
 from consortium.plan.problem import Problem
+from consortium.plan.scores import scores_problems
 from consortium.plan.security import most_sites, ring_of, tolerated
 from consortium.plan.text import parse_duration_ms
 from consortium.update.ring import bits_for
@@ -154,11 +155,7 @@ def _strategy(plan: Plan) -> list[Problem]:
 
 
 def _scores(plan: Plan) -> list[Problem]:
-    if not plan.evaluation.enabled:
-        return []
-    message = "scores would come from each site by itself, beside sums that hide single sites"
-    remedy = "enabled = false"
-    return [Problem(("evaluation", "enabled"), message, remedy, UnsupportedPlanError)]
+    return scores_problems(plan, most_sites(plan))
 
 
 def _noise(plan: Plan) -> list[Problem]:

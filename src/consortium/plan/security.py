@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from consortium.core.terms import PPM
+from consortium.core.terms import PPM, Metric
 from consortium.crypto.secure_sum.graph import FULL_UP_TO, USUAL, tolerated_for
 from consortium.errors import ImpossiblePlanError
 from consortium.model import Form, Layout, masked_row_form
@@ -85,7 +85,7 @@ def honest_sites(plan: Plan) -> int:
 
 
 def ring_of(plan: Plan, size: int) -> Ring:
-    """The ring for updates of `size` numbers. Refuses what does not fit into it."""
+    """The ring for updates of `size` numbers, without scores. Refuses what does not fit into it."""
     clip, cohort, bits = plan.strategy.clip, most_sites(plan), plan.security.bits
     if clip is None or cohort is None:
         raise ImpossiblePlanError(
@@ -121,28 +121,51 @@ def _with_room(plan: Plan, ring: Ring, size: int) -> Ring:
     return Ring(ring.clip, ring.cohort, ring.bits, ring.metrics, ring.beta, share.most)
 
 
-def masked_form(plan: Plan, layout: Layout) -> Form:
-    """What the file of an update of a masked plan consists of."""
+def masked_form(plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) -> Form:
+    """What the file of an update of a masked plan consists of, for a task that reports these
+    metrics."""
     size = plan.strategy.form(layout).size
-    return masked_row_form(size + ring_of(plan, size).extra)
+    return masked_row_form(size + plan.ring(layout, metrics).extra)
 
 
 def masked_sentences(plan: Plan) -> list[str]:
     """What is seen under masks, what is not, and what that takes."""
     noised = ", with noise," if plan.has_noise_shares else ""
     return [
-        f"SEEN: the coordinator sees the sum{noised} of the updates of a round; which sites took "
-        "part, which dropped out and in which phase; when each of them answered, and that all send "
-        "as many bytes.",
-        "HIDDEN: single updates, what each site weighs and how many records it has, from the "
-        "coordinator and from other sites: sites mask what they send, and the masks cancel in the "
+        f"SEEN: the coordinator sees the sum{noised} of the updates of a round{_summed(plan)}; "
+        "which sites took part, which dropped out and in which phase; when each of them answered, "
+        "and that all send as many bytes.",
+        f"HIDDEN: single updates, {_of_each(plan)}, from the coordinator and from other sites: "
+        "sites mask what they send, and the masks cancel in the "
         "sum. They sign who is in it, and help to take the masks off only when two thirds of all "
         f"have signed the same. {_while(plan)} Those who do can take their own updates away from "
         "the sum. Sites that the coordinator has made up count among them: only a site whose "
         "people demand known sites (min_known in its policy) is safe from those.",
         "WARNING: nobody can look at an update under its mask. There is no anomaly filter and no "
-        "robust rule, the length of an update is not checked, and scores are not told: a hostile "
-        "site can spoil the model or hide a backdoor in it, and is not found.",
+        "robust rule, the length of an update is not checked, and no site's scores are told: a "
+        "hostile site can spoil the model or hide a backdoor in it, and is not found.",
+        *_scores(plan),
+    ]
+
+
+def _summed(plan: Plan) -> str:
+    what = ", of their scores and of their numbers of test records"
+    return what if plan.has_scored_sums else ""
+
+
+def _of_each(plan: Plan) -> str:
+    more = ", and how the model does there" if plan.has_scored_sums else ""
+    return f"what each site weighs and how many records it has{more}"
+
+
+def _scores(plan: Plan) -> list[str]:
+    if not plan.has_scored_sums:
+        return []
+    return [
+        "SCORES: members try the model that a round begins from, and what they find is summed with "
+        "their updates, under the same masks. So a version is scored one round after it was "
+        "published, and the last one never. What a site says of it is taken on trust: a hostile "
+        "one can make a score anything."
     ]
 
 

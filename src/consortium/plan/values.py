@@ -34,6 +34,7 @@ from consortium.plan.check import guarantees, problems
 from consortium.plan.compression import CompressionSection
 from consortium.plan.privacy import BOUNDED_METRIC, PrivacySection
 from consortium.plan.private import settled_evaluation, settled_strategy
+from consortium.plan.scores import score_bounds
 from consortium.plan.section import Count as _Count
 from consortium.plan.section import Duration as _Duration
 from consortium.plan.section import Names as _Names
@@ -189,6 +190,19 @@ class EvaluationSection(_Section):
         default=0.90, description="of the best recent score that it must reach"
     )
     gate_window: int = Field(default=5, ge=1, le=1000, description="versions that count as recent")
+    bound: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e9,
+        description="under masks, the largest loss or other metric that is not between 0 and 1; "
+        "larger ones are cut",
+    )
+    records_cap: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000_000,
+        description="under masks, how many test records of a site count, at most",
+    )
 
 
 class StopSection(_Section):
@@ -347,24 +361,33 @@ class Plan(_Section):
         privacy = self.privacy
         return self.is_masked and privacy.hides == "site" and privacy.noise_at != "coordinator"
 
-    def ring(self, layout: Layout) -> Ring:
-        """How sites write the rows that they mask, and how sums of them are read."""
-        return ring_of(self, self.strategy.form(layout).size)
+    @property
+    def has_scored_sums(self) -> bool:
+        """Whether scores come inside masked sums, of the model that a round begins from."""
+        return self.is_masked and self.evaluation.enabled
+
+    def ring(self, layout: Layout, metrics: tuple[Metric, ...] = ()) -> Ring:
+        """How sites write the rows that they mask, and how sums of them are read, for a task that
+        reports these metrics."""
+        ring = ring_of(self, self.strategy.form(layout).size)
+        return replace(ring, metrics=score_bounds(self, metrics))
 
     def noise_share(self, layout: Layout) -> NoiseShare | None:
         """What each site adds to its row under the masks; None: nothing."""
-        return share_of(self, self.ring(layout), self.strategy.form(layout).size)
+        size = self.strategy.form(layout).size
+        return share_of(self, ring_of(self, size), size)  # no noise comes on scores
 
-    def row_form(self, layout: Layout) -> Form:
+    def row_form(self, layout: Layout, metrics: tuple[Metric, ...] = ()) -> Form:
         """What a row consists of that leaves a site of a simulation, as numbers."""
         if self.is_masked:
-            return replace(masked_form(self, layout), dtype=np.dtype(np.float64))
+            form = masked_form(self, layout, metrics)
+            return replace(form, dtype=np.dtype(np.float64))
         return self.strategy.form(layout)
 
-    def form(self, layout: Layout, round_number: int) -> Form:
-        """What an update's file consists of in one round."""
+    def form(self, layout: Layout, round_number: int, metrics: tuple[Metric, ...] = ()) -> Form:
+        """What an update's file consists of in one round, for a task that reports these metrics."""
         if self.is_masked:
-            return masked_form(self, layout)
+            return masked_form(self, layout, metrics)
         form = self.strategy.form(layout)
         packing = self.packing
         return form if packing is None else replace(form, packing=packing.in_round(round_number))
@@ -397,7 +420,7 @@ class Plan(_Section):
             norm_factor=0 if self.strategy.clip is not None else 10,
             metrics=metrics,
             judged_by=evaluation.metric if evaluation.enabled else "",
-            evaluation_quorum=(evaluation.quorum or federation.quorum) if evaluation.enabled else 0,
+            evaluation_quorum=self._evaluation_quorum,
             evaluation_ms=parse_duration_ms(evaluation.deadline),
             is_gated=evaluation.gate and evaluation.enabled,
             gate_base_ppm=_ppm(evaluation.gate_base),
@@ -412,7 +435,13 @@ class Plan(_Section):
             discount_ppm=_ppm(asynchronous.discount) if asynchronous.buffer else 0,
             budget=self.budget,
             masking=None if is_simulated else self._masking,
+            has_scored_sums=self.has_scored_sums,
         )
+
+    @property
+    def _evaluation_quorum(self) -> int:
+        is_asked = self.evaluation.enabled and not self.has_scored_sums
+        return (self.evaluation.quorum or self.federation.quorum) if is_asked else 0
 
     @property
     def _masking(self) -> Masking | None:
@@ -429,6 +458,7 @@ class Plan(_Section):
                     f"the plan looks at the metric `{name}`, which the task does not report",
                     hint=f"the task reports: {', '.join(names) or 'nothing'}",
                 )
+        score_bounds(self, metrics)  # refuses a metric that nothing bounds
 
     def conditions(self) -> tuple[Condition, ...]:
         texts = self.selection.require

@@ -69,7 +69,9 @@ class Bench:
         if made.state is not None:
             self.states.keep(j.HERE, job.round, made.state)
         update = Update(made.row, made.weight, _digest(job.base), made.packed)
-        parts = update_parts(update, self.local.plan.form(self.local.layout, job.round))
+        parts = update_parts(
+            update, self.local.plan.form(self.local.layout, job.round, self.local.reported)
+        )
         with (Path(self.about.made) / j.UPDATE).open("wb") as file:  # the agent makes it durable
             file.writelines(parts)
         return j.Made(

@@ -132,7 +132,9 @@ class Called:
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
-            form = study.plan.form(study.layout, 0)  # of any round: their headers are alike
+            form = study.plan.form(
+                study.layout, 0, study.reported
+            )  # of any round: their headers are alike
             return read_update_header(head, form, path.stat().st_size)[0]
         except (OSError, ConsortiumError):
             return None

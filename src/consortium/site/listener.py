@@ -319,7 +319,10 @@ class Listener:
         _check_same(invitation, study)
         _check_masks(duty, study)
         policy = read_policy(tools.home.policy_file)
-        objections = [*_too_late(study, duty.round), *policy.objections(study.plan, study.layout)]
+        objections = [
+            *_too_late(study, duty.round),
+            *policy.objections(study.plan, study.layout, study.reported),
+        ]
         if objections:
             self._decline(duty, Failure.POLICY, objections[0])
             return False
@@ -373,7 +376,9 @@ class Listener:
                 return True  # nothing is to be made
         assert task is not None and plan is not None
         study = tools.studies.of(task, plan)
-        objections = read_policy(tools.home.policy_file).objections(study.plan, study.layout)
+        objections = read_policy(tools.home.policy_file).objections(
+            study.plan, study.layout, study.reported
+        )
         if not study.plan.evaluation.enabled:
             objections.insert(0, "scores are not part of the plan")
         if objections:

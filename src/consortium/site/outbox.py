@@ -50,6 +50,7 @@ class OutboxEntry:
     # scores of its round: it stands with the update, and noised scores cost nothing beside it.
     cost: float | None = None
     delta: float | None = None
+    has_scores: bool = False  # an update whose masked numbers have scores among them
 
 
 def entries(machine: Machine) -> list[OutboxEntry]:
@@ -73,7 +74,7 @@ def entries(machine: Machine) -> list[OutboxEntry]:
 def priced(
     found: Sequence[OutboxEntry], home: SiteHome, machine: Machine, price: Price
 ) -> list[OutboxEntry]:
-    """The same with what each cost, by the plan that its round was taken with."""
+    """The same with what each cost and has in it, by the plan that its round was taken with."""
     taken = {
         fact.round: fact.plan
         for _, fact in machine.facts()
@@ -93,18 +94,21 @@ class _Bill:
     epsilon: float | None
     delta: float
     covers_scores: bool
+    has_scored_sums: bool
 
 
 def _bill(home: SiteHome, digest: Digest, price: Price) -> _Bill:
     plan = Plan.from_canonical(home.blobs.get(digest))
     delta, budget = plan.privacy.delta, plan.budget
     epsilon = None if budget is None else price(budget.costs, delta)
-    return _Bill(epsilon, delta, plan.has_noised_scores)
+    return _Bill(epsilon, delta, plan.has_noised_scores, plan.has_scored_sums)
 
 
 def _priced(entry: OutboxEntry, bill: _Bill) -> OutboxEntry:
-    if bill.epsilon is not None and entry.kind is Sort.UPDATE:
-        return replace(entry, cost=bill.epsilon, delta=bill.delta)
+    if entry.kind is Sort.UPDATE:
+        entry = replace(entry, has_scores=bill.has_scored_sums)
+        is_paid = bill.epsilon is not None
+        return replace(entry, cost=bill.epsilon, delta=bill.delta) if is_paid else entry
     if bill.covers_scores and entry.kind is Sort.SCORE:
         return replace(entry, cost=0.0, delta=bill.delta)
     return entry

@@ -31,6 +31,7 @@ from pydantic import (
 
 from consortium.core.account_facts import Limits
 from consortium.core.ids import Digest
+from consortium.core.terms import Metric
 from consortium.errors import (
     PlanError,
     PlanFileError,
@@ -174,21 +175,21 @@ class Policy(BaseModel):
         """Whether this task needs no asking."""
         return self.approve == "listed" and task.hex() in self.tasks
 
-    def objections(self, plan: Plan, layout: Layout) -> list[str]:
+    def objections(self, plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) -> list[str]:
         """All that this policy has against a plan, in words; an empty list when it may run,
-        once somebody has approved it."""
-        return [*self._leaving(plan, layout), *self._sizes(plan)]
+        once somebody has approved it. `metrics` are those that the task reports."""
+        return [*self._leaving(plan, update_bytes(plan, layout, metrics)), *self._sizes(plan)]
 
-    def check(self, plan: Plan, layout: Layout) -> None:
+    def check(self, plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) -> None:
         """Raise the first objection, if there is one."""
-        for objection in self.objections(plan, layout):
+        for objection in self.objections(plan, layout, metrics):
             raise PolicyError(objection, hint="consortium site policy    # shows what is allowed")
 
-    def _leaving(self, plan: Plan, layout: Layout) -> list[str]:
+    def _leaving(self, plan: Plan, size_bytes: int) -> list[str]:
         found, strategy = [], plan.strategy
         if self.masks == "required" and not plan.is_masked:
             found.append("the plan shows every update to the coordinator; here masks are required")
-        size_bytes, most = update_bytes(plan, layout), self.max_bytes_per_round
+        most = self.max_bytes_per_round
         if "update" not in self.may_leave:
             found.append("updates may not leave this site")
         if most is not None and size_bytes > most:
@@ -223,9 +224,10 @@ class Policy(BaseModel):
         write_durably(path.resolve(), self.text().encode())
 
 
-def update_bytes(plan: Plan, layout: Layout) -> int:
-    """The most bytes that the file of an update has under this plan."""
-    form = plan.form(layout, 0)  # of any round: they have one size
+def update_bytes(plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) -> int:
+    """The most bytes that the file of an update has under this plan; those of a task's metrics
+    with it, where they are masked together."""
+    form = plan.form(layout, 0, metrics)  # of any round: they have one size
     header = write_header(form.specs, {"base": "0" * 64, "weight": _LONGEST_WEIGHT})
     return len(header) + form.size_bytes
 

@@ -187,9 +187,10 @@ def rules_in_words(plan: Plan) -> list[str]:
         layers = ", ".join(plan.personal.layers) or "what the task marks"
         lines.append(f"personal: {plan.personal.name}; stays here: {layers}")
     if plan.evaluation.enabled:
-        noised = ", told with noise" if plan.has_noised_scores else ""
+        how = ", told with noise" if plan.has_noised_scores else ""
+        how = ", masked with their updates" if plan.has_scored_sums else how
         metric = plan.evaluation.metric
-        lines.append(f"members try every new model on their test records: {metric}{noised}")
+        lines.append(f"members try every new model on their test records: {metric}{how}")
     return lines
 
 
@@ -205,7 +206,7 @@ def _leaves(study: ReviewedStudy, inventory: Inventory | None) -> list[str]:
     plan, layout = study.plan, study.layout
     metrics = ", ".join(metric.name for metric in study.reported)
     metrics += "; with noise, on them and on how many" if plan.has_noised_scores else ""
-    lines = inventory_text(inventory or Inventory(layout.specs), plan).splitlines()
+    lines = inventory_text(inventory or Inventory(layout.specs), plan, study.reported).splitlines()
     stays = next(at for at, line in enumerate(lines) if line.startswith("STAYS"))
     told = [f"{_INDENT}metrics that are summed: {metrics}"] if plan.evaluation.enabled else []
     told += _bounds(study)
@@ -218,8 +219,9 @@ def _leaves(study: ReviewedStudy, inventory: Inventory | None) -> list[str]:
 def _bounds(study: ReviewedStudy) -> list[str]:
     """How much leaves at most, as the outbox counts it; and what has no such bound."""
     plan, rounds = study.plan, study.plan.federation.rounds
-    update = update_bytes(plan, study.layout)
-    score = score_bytes(len(study.reported)) if plan.evaluation.enabled else 0
+    update = update_bytes(plan, study.layout, study.reported)
+    is_told = plan.evaluation.enabled and not plan.has_scored_sums  # else it is in the update
+    score = score_bytes(len(study.reported)) if is_told else 0
     scores = f" and {score:,} bytes of scores" if score else ""
     return [
         f"LEAVES  at most {update:,} bytes of update{scores} a round, "
@@ -278,7 +280,7 @@ def _cost(plan: Plan, purse: Purse | None) -> list[str]:
 
 
 def _policy(study: ReviewedStudy, policy: Policy) -> list[str]:
-    objections = policy.objections(study.plan, study.layout)
+    objections = policy.objections(study.plan, study.layout, study.reported)
     if not objections:
         told = "needs no asking" if policy.approves(study.task_hash) else "somebody must approve"
         return [f"POLICY  nothing against it; {told}"]

@@ -146,7 +146,8 @@ class Worker:
             now_ms = tools.clock.now_ms()
             item = p.Trained(work.round, update, made.private_state, made.size_bytes, now_ms)
             if tools.machine.feed(item):
-                text = f"round {work.round}: trained; {made.size_bytes:,} bytes are to leave"
+                among = ", scores among them" if study.plan.has_scored_sums else ""
+                text = f"round {work.round}: trained; {made.size_bytes:,} bytes are to leave{among}"
                 tools.tell(Event(Kind.TRAINED, text, work.round))
         return True
 
@@ -158,7 +159,7 @@ class Worker:
             sharing = self._tools.machine.state.sharing
         if sharing is None:
             raise InternalError("an update of a masked plan must not leave without masks")
-        form = study.plan.form(study.layout, number)
+        form = study.plan.form(study.layout, number, study.reported)
         return self._tools.secrets.masked(number, sharing, update, form)
 
     def _evaluate(self, work: p.EvaluateHere) -> bool:

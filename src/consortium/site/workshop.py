@@ -140,7 +140,7 @@ class Workshop:
         taken: list[tuple[Digest, Marks]] = []
 
         def take(scratch: Scratch, _: j.Made) -> None:
-            most = update_bytes(self._study.plan, self._study.layout)
+            most = update_bytes(self._study.plan, self._study.layout, self._study.reported)
             taken.append(scratch.move_to(self._home.blobs, j.UPDATE, most))
 
         made = self._ask(job, j.Made, take)

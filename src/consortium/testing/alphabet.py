@@ -7,6 +7,7 @@ forwards: every input is tried at every one of its times, in every state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -147,7 +148,7 @@ def inputs(moment: Moment, terms: Terms, alphabet: Alphabet) -> tuple[i.Input, .
         *_checks(moment, terms, alphabet),
         *_losses(moment, alphabet),
         *_screens(moment, terms, alphabet),
-        *_sums(moment),
+        *_sums(moment, terms),
         *_scores(moment, terms, alphabet),
         *_verdicts(moment, alphabet),
         *_old_news(moment),
@@ -269,12 +270,28 @@ def _screens(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:
         yield i.Screened(at.number, at.members, excluded, _SCREENED_MS)
 
 
-def _sums(at: Moment) -> Iterator[i.Input]:
+def _sums(at: Moment, terms: Terms) -> Iterator[i.Input]:
     models = (MODEL, OTHER_MODEL) if at.is_summed else (MODEL,)
     for count in (at.members, at.members + 1):
         for model in models:
-            yield i.Summed(at.number, count, model, None, _SUMMED_MS)
+            for scores in _sums_of_scores(terms):
+                yield i.Summed(at.number, count, model, None, _SUMMED_MS, *scores)
         yield i.NotSummed(at.number, count, f.RoundEnd.NOT_FINITE, _SUMMED_MS)
+
+
+def _sums_of_scores(terms: Terms) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """What a sum says of its base: nothing; where the plan asks, also that it is good, bad or all
+    but perfect, that nobody had a record, and what no sum says."""
+    yield 0, ()
+    if not terms.has_scored_sums:
+        yield 10, (5.0,) * len(terms.metrics)
+        return
+    for share in (0.5, 0.25, 0.01):
+        yield 100, tuple(100.0 * share for _ in terms.metrics)
+    yield 0, (0.0,) * len(terms.metrics)
+    yield -1, (0.0,) * len(terms.metrics)
+    yield 10, (0.0,) * (len(terms.metrics) + 1)
+    yield 10, (math.inf,) * len(terms.metrics)
 
 
 def _scores(at: Moment, terms: Terms, alphabet: Alphabet) -> Iterator[i.Input]:

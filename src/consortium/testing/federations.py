@@ -232,6 +232,41 @@ MASKED_TWICE = Small(
     Alphabet(sites=3, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
 )
 
+# Sums have scores in them, of the model that a round began from. They end the federation when the
+# loss is low, or was no better twice.
+SCORED = Small(
+    "scored",
+    replace(
+        EVALUATED,
+        rounds=3,
+        quorum=1,
+        wait_for=1,
+        target=1,
+        metrics=(Metric("loss", higher_is_better=False),),
+        judged_by="loss",
+        evaluation_quorum=0,
+        is_gated=False,
+        max_extensions=0,
+        stop_below=0.05,
+        patience=2,
+        has_scored_sums=True,
+    ),
+    Alphabet(sites=1, seeds=SEEDS[:1], outcomes=(Outcome.ACCEPTED,), is_cancelled=False),
+)
+# The same under masks, of three sites that are all needed.
+MASKED_SCORED = Small(
+    "masked, scored",
+    replace(
+        MASKED_TWICE.terms,
+        rounds=1,
+        metrics=SCORED.terms.metrics,
+        judged_by="loss",
+        is_gated=False,
+        has_scored_sums=True,
+    ),
+    replace(MASKED_TWICE.alphabet, has_shared=True, leaving=(_TWO,)),
+)
+
 ALL = (
     TRAINING,
     SELECTION,
@@ -248,6 +283,8 @@ ALL = (
     MASKED,
     SHORT_MASKED,
     MASKED_TWICE,
+    SCORED,
+    MASKED_SCORED,
 )
 
 # Short ways to the end of a round: planted bugs of the later steps show here soonest.

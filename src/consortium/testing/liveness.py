@@ -21,14 +21,14 @@ MAX_STEPS = 20
 def next_facts(state: Federation) -> tuple[f.Fact, ...]:
     """The facts that the first effective duty brings about; none if nothing is owed."""
     for duty in owed(state):
-        item = _done(duty)
+        item = _done(duty, state)
         facts = decide(state, item) if item is not None else ()
         if facts:
             return facts
     return ()
 
 
-def _done(duty: d.Duty) -> i.Input | None:
+def _done(duty: d.Duty, state: Federation) -> i.Input | None:
     """The report of a duty that was done at once; a check never reports."""
     match duty:
         case d.WakeAt():
@@ -38,7 +38,8 @@ def _done(duty: d.Duty) -> i.Input | None:
         case d.Screen():
             return i.Screened(duty.round, duty.count, (), START_MS)
         case d.Aggregate():
-            return i.Summed(duty.round, duty.count, MODEL, None, START_MS)
+            scores = _no_scores(state)
+            return i.Summed(duty.round, duty.count, MODEL, None, START_MS, 0, scores)
         case d.Judge():
             return i.Verdict(duty.round, duty.model, f.Outcome.ACCEPTED, START_MS)
         case d.Release():
@@ -49,3 +50,10 @@ def _done(duty: d.Duty) -> i.Input | None:
             return i.AccountTold(duty.round, START_MS)
         case d.Check():
             return None
+
+
+def _no_scores(state: Federation) -> tuple[float, ...]:
+    """Of a sum whose members had no test records."""
+    terms = state.terms
+    assert terms is not None, "a sum, and no plan was adopted"
+    return (0.0,) * len(terms.metrics) if terms.has_scored_sums else ()

@@ -8,6 +8,7 @@ from consortium.testing import (
     bugs_after_closing,
     bugs_before_closing,
     bugs_of_paying,
+    bugs_of_scoring,
     bugs_secagg,
     bugs_without_barrier,
 )
@@ -22,6 +23,7 @@ BUGS: tuple[Bug, ...] = (
     *bugs_without_barrier.BUGS,
     *bugs_of_paying.BUGS,
     *bugs_secagg.BUGS,
+    *bugs_of_scoring.BUGS,
 )
 
 

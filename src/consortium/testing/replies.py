@@ -155,8 +155,8 @@ def screens_are_heard(state: Federation, item: i.Screened, reply: Reply) -> bool
     return not has_sense and isinstance(reply, InvalidInputError)
 
 
-def sums_are_heard(state: Federation, item: i.Summed | i.NotSummed) -> bool:
-    """The result of a sum over the present members is never ignored."""
+def lost_sums_are_heard(state: Federation, item: i.NotSummed) -> bool:
+    """That there is no sum over the present members is never ignored."""
     present = _at(state, item.round, Step.SUMMING)
     return present is None or item.count != len(present.members)
 
@@ -212,8 +212,7 @@ HEARD_RULES: dict[type[Any], tuple[HeardRule, ...]] = {
     i.Fail: (failures_are_heard,),
     i.Dismiss: (departures_are_heard,),
     i.Checked: (checks_are_heard,),
-    i.Summed: (sums_are_heard,),
-    i.NotSummed: (sums_are_heard,),
+    i.NotSummed: (lost_sums_are_heard,),
     i.Verdict: (verdicts_are_heard,),
     i.Released: (releases_are_heard,),
     i.Tick: (time_is_heard, due_rounds_open),

@@ -376,7 +376,7 @@ _ALLOWED: dict[type[Any], tuple[type[Any], ...]] = {
     i.Drawn: (f.SelectionStarted, f.SitesInvited, f.BudgetCharged),
     i.Checked: (f.UpdateAccepted, f.UpdateRejected, *_SETTLES),
     i.Screened: (f.UpdateExcluded, f.UpdatesScreened, *_ENDS),
-    i.Summed: (f.Aggregated, f.EvaluationClosed),
+    i.Summed: (f.BaseScored, f.Aggregated, f.EvaluationClosed),
     i.NotSummed: _ENDS,
     i.Verdict: (f.Judged, f.RoundCompleted, f.FederationFinished),
     i.Released: (f.ModelPublished, f.RoundCompleted, f.FederationFinished),

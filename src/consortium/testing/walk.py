@@ -45,6 +45,11 @@ from consortium.testing.rules_of_paying import (
     PAYING_REPLY_RULES,
     PAYING_STATE_RULES,
 )
+from consortium.testing.rules_of_scoring import (
+    SCORING_CHANGE_RULES,
+    SCORING_FACT_RULES,
+    SCORING_REPLY_RULES,
+)
 from consortium.testing.transitions import CHANGE_RULES, Change
 
 Facts = tuple[f.Fact, ...]
@@ -100,9 +105,9 @@ def _joined(*tables: dict[type[Any], tuple[Any, ...]]) -> dict[type[Any], tuple[
     return {kind: tuple(rule for t in tables for rule in t.get(kind, ())) for kind in kinds}
 
 
-_REPLY_RULES = _joined(REPLY_RULES, PAYING_REPLY_RULES, MASKING_REPLY_RULES)
-_FACT_RULES = _joined(MASKING_FACT_RULES, FACT_RULES, PAYING_FACT_RULES)
-_CHANGE_RULES = (*MASKING_CHANGE_RULES, *CHANGE_RULES, *PAYING_CHANGE_RULES)
+_REPLY_RULES = _joined(REPLY_RULES, PAYING_REPLY_RULES, MASKING_REPLY_RULES, SCORING_REPLY_RULES)
+_FACT_RULES = _joined(MASKING_FACT_RULES, FACT_RULES, PAYING_FACT_RULES, SCORING_FACT_RULES)
+_CHANGE_RULES = (*MASKING_CHANGE_RULES, *CHANGE_RULES, *PAYING_CHANGE_RULES, *SCORING_CHANGE_RULES)
 _STATE_RULES = (*STATE_RULES, *PAYING_STATE_RULES, *MASKING_STATE_RULES)
 
 

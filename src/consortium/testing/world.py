@@ -138,7 +138,8 @@ class World:
         self.calendar = Calendar()
         self.lines: list[str] = []  # the trace
         self.layout = Layout.of({"w": np.zeros(self.setting.sites)})  # one number a seat
-        self.numbers = Numbers(self.layout, self.setting.sites) if is_masked else None
+        has_scores = self.setting.terms.has_scored_sums
+        self.numbers = Numbers(self.layout, self.setting.sites, has_scores) if is_masked else None
         self.veil, self.veil_rng = Veil(self) if is_masked else None, Random(f"{seed} seeds")
         self.make_hands = make_hands or self._default_hands
         self.faults = Faults(self.rng, self.setting.intensity, self.trace)

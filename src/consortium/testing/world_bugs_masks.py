@@ -23,7 +23,7 @@ from consortium.crypto.secure_sum import coordinator, keys
 from consortium.crypto.secure_sum.keys import Seeds
 from consortium.crypto.secure_sum.session import Split
 from consortium.crypto.secure_sum.site import Answer, Site
-from consortium.drive import secret_sum
+from consortium.drive import hands, secret_sum
 from consortium.errors import DeadlineExpiredError
 from consortium.testing.patches import Facts, Patches, Plant
 from consortium.testing.world_masked_site import MaskedSitePlayer, Secrets
@@ -237,6 +237,29 @@ def _members_removed(patches: Patches) -> None:
         patches.move(MASKED_ROUND, (step, f.MemberRemoved), step)
 
 
+def _scores_of_fewer(patches: Patches) -> None:
+    """A site's test records are counted, and what it found on them is not."""
+
+    def found(original: Original, ring: Any, rows: Any, count: int) -> tuple[int, Any]:
+        samples, sums = original(ring, rows, count)
+        return samples, tuple(max(0.0, total - 0.5) for total in sums)
+
+    patches.attribute(hands, "scores_in", found)
+
+
+def _scores_of_the_next(patches: Patches) -> None:
+    """What the sum says of the base is written down as if it were of the candidate."""
+
+    def summed(original: Original, state: Federation, terms: Terms, item: i.Summed) -> Facts:
+        facts: Facts = original(state, terms, item)
+        return tuple(
+            replace(fact, version=fact.version + 1) if isinstance(fact, f.BaseScored) else fact
+            for fact in facts
+        )
+
+    patches.rule(i.Summed, summed)
+
+
 PLANTS: tuple[tuple[str, Plant], ...] = (
     ("a site uses its seeds in two rounds", _seeds_used_again),
     ("a site's seeds are in memory alone", _seeds_in_memory),
@@ -254,4 +277,6 @@ PLANTS: tuple[tuple[str, Plant], ...] = (
     ("a seed that was given back is not checked", _seeds_unchecked),
     ("masks of those who dropped out stay on the sum", _dropped_forgotten),
     ("a revoked member is taken out of a secret sum", _members_removed),
+    ("a secret sum's scores are not its members'", _scores_of_fewer),
+    ("a secret sum's scores are taken for the candidate's", _scores_of_the_next),
 )

@@ -121,7 +121,9 @@ class MaskedHostileSite(HostileSite):
         self._answered = duty.round
         step, weight = self.world.one_hot(self.seat), self.seat / self.world.setting.sites
         try:
-            masked = half[1].mask(numbers.row(step, weight), self._named(duty.round, sheet))
+            masked = half[1].mask(
+                numbers.row(step, weight, self.seat), self._named(duty.round, sheet)
+            )
         except ConsortiumError:
             return None
         return self._sent(duty, masked)

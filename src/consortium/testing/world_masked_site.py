@@ -187,7 +187,7 @@ class MaskedSitePlayer(SitePlayer):
         agreed, site = self._half()
         assert self.world.numbers is not None
         step, weight = self.world.one_hot(self.seat), self.seat / self.world.setting.sites
-        row = self.world.numbers.row(step, weight)
+        row = self.world.numbers.row(step, weight, self.seat)
         sharers = self._sharers(agreed)
         masked = self.mask(site, row, sharers)
         self._veil.masked(self, agreed.session, sharers, row, masked)

@@ -18,7 +18,7 @@ from consortium.core.facts import RoundClosed
 from consortium.core.ids import Seat, SiteId
 from consortium.core.secagg_facts import ConsentReceived, KeysClosed, KeysReceived, SharesClosed
 from consortium.core.state import Federation, Round
-from consortium.core.terms import MINUTE_MS, PPM, Close, Masking
+from consortium.core.terms import MINUTE_MS, PPM, Close, Masking, Metric
 from consortium.crypto.hazmat.masks import U32
 from consortium.crypto.secure_sum.session import Session, Split
 from consortium.drive import secret_sum
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _CLIP = 2.0
 _BITS = 24
+_SCORED = 0.5  # of all worlds
+_METRICS = (Metric("loss", higher_is_better=False),)
 ILL_FORMED = "E-ill-formed"
 
 
@@ -56,10 +58,13 @@ def with_masks(setting: Setting, rng: Random) -> Setting:
         metrics=(),
         judged_by="",
         evaluation_quorum=0,
+        is_gated=False,
         masking=Masking(rng.choice((3, 6, 10)) * MINUTE_MS),
     )
     # A round has twice the messages, and fails at any of four deadlines: on fewer bad days.
     intensity = setting.intensity * rng.choice((0.25, 0.5, 1.0))
+    if rng.random() < _SCORED:  # last: worlds without scores go as they always went
+        terms = replace(terms, metrics=_METRICS, judged_by="loss", has_scored_sums=True)
     return replace(setting, terms=terms, steps=2 * setting.steps, intensity=intensity)
 
 
@@ -72,19 +77,26 @@ class Numbers:
 
     layout: Layout
     sites: int
+    has_scores: bool = False
 
     @property
     def ring(self) -> Ring:
-        return Ring(_CLIP, self.sites, _BITS)
+        most = float(self.sites)
+        return Ring(_CLIP, self.sites, _BITS, (most, most) if self.has_scores else ())
+
+    def scores(self, seat: Seat) -> tuple[float, ...]:
+        """What a site says of the model: half of its test records count. The first has none."""
+        return ((seat - 1) / 2, float(seat - 1)) if self.has_scores else ()
 
     @property
     def form(self) -> Form:
         return masked_row_form(self.layout.size + self.ring.extra)
 
-    def row(self, step: Vector, weight: float) -> U32:
-        """A step that weighs at most one, on the ring: as near as can be, not by chance."""
-        ring = self.ring
-        return ring.encode(step, weight, (), lambda count: np.full(count, 1 << 63, np.uint64))
+    def row(self, step: Vector, weight: float, seat: Seat) -> U32:
+        """A step that weighs at most one, and the site's scores, on the ring: as near as can be,
+        not by chance."""
+        ring, scores = self.ring, self.scores(seat)
+        return ring.encode(step, weight, scores, lambda count: np.full(count, 1 << 63, np.uint64))
 
 
 def masked_hands(world: World, player: CoordinatorPlayer) -> CoordinatorHands:

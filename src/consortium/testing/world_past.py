@@ -100,6 +100,7 @@ class Past:
             f.DeadlineExtended: self._extended,
             f.UpdateReceived: self._update_received,
             f.RoundClosed: self._closed,
+            f.BaseScored: self._base_scored,
             f.Aggregated: self._aggregated,
             f.Evaluated: self._evaluated,
             f.ModelPublished: self._published,
@@ -174,6 +175,13 @@ class Past:
     def _nobody_departed(self, members: Sequence[Seat]) -> None:
         gone = sorted(self._departed.intersection(members))
         must(not gone, "I-A1", f"seats {gone} had left the roster and are counted")
+
+    def _base_scored(self, fact: f.BaseScored) -> None:
+        """Who was summed is in the sum's scores, and nobody else."""
+        veil = self._world.veil
+        must(veil is not None, "I-X2", "scores in a sum that everybody sees the parts of")
+        if veil is not None:
+            veil.scored(self._open(), fact)
 
     def _aggregated(self, fact: f.Aggregated) -> None:
         must(fact.round not in self.candidates, "I-R7", "a round was summed twice")

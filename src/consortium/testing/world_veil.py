@@ -264,6 +264,22 @@ class Veil:
         is_exact = np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
         must(bool(is_exact), "I-X2", f"the sum of round {known.number} is not that of its members")
 
+    def scored(self, known: Round, fact: f.BaseScored) -> None:
+        """Scores are the exact sums of what the members of the split sent. Of what liars have
+        made impossible there are none."""
+        numbers, closed = self._world.numbers, self._closed[known.number]
+        assert numbers is not None
+        rows = [self._row_of(known, seat) for seat in closed.members]
+        *sums, samples = numbers.ring.decode(np.sum(rows, axis=0, dtype=np.uint32)).metrics
+        is_exact = (fact.samples, fact.sums) == (round(samples), tuple(sums))
+        has_liar = not all(self._world.is_honest(seat) for seat in closed.members)
+        is_none = not fact.samples and not any(fact.sums)
+        must(
+            is_exact or (has_liar and is_none),
+            "I-X2",
+            f"the scores of round {known.number} are not its members'",
+        )
+
     def _row_of(self, known: Round, seat: Seat) -> U32:
         """What a member's masked row stands for. Of a liar: whatever is left without the masks
         that it should have taken."""

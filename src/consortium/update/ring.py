@@ -3,7 +3,8 @@
 A number is a level of a grid, rounded up or down by chance so that the mean is the number
 itself. A level has so few bits that the sum over the whole cohort cannot wrap. Grids are powers
 of two, so that levels times a step are exact. Behind the values stand the weight, which they
-are multiplied with, and the metrics, each on a grid of its own.
+are multiplied with, and the metrics, each on a grid of its own: the finest that the cohort leaves
+room for, because no noise comes on them.
 
 Rounding makes a row longer. `rounded_norm` says by how much at most, and a row that came out
 longer is rounded again (conditional rounding: Kairouz, Liu & Steinke 2021, algorithm 1), so the
@@ -78,9 +79,14 @@ class Ring:
         return (1 << (self.bits - 1)) - 1
 
     @property
+    def finest(self) -> int:
+        """The largest level of a metric: as many fit as there are sites, and no noise."""
+        return (1 << (bits_for(self.cohort) - 1)) - 1
+
+    @property
     def step(self) -> float:
         """Between two levels of a value."""
-        return self._step(self.clip)
+        return _step(self.clip, self.most)
 
     @property
     def extra(self) -> int:
@@ -108,13 +114,18 @@ class Ring:
             raise MagnitudeError("an update weighs at most one and is at most as long as the clip")
         row = np.empty(len(values) + self.extra, np.int32)
         limit = self.longest(len(values)) ** 2
-        while self._round(values, weight / self.step, words, row[: len(values)]) > limit:
+        while _round(values, weight / self.step, self.most, words, row[: len(values)]) > limit:
             pass
-        bounds = (1.0, *self.metrics)
-        for at, (value, bound) in enumerate(zip((weight, *metrics), bounds, strict=True)):
+        for at, (value, grid) in enumerate(zip((weight, *metrics), self._behind, strict=True)):
+            bound, most = grid
             cut = np.clip([value], -bound, bound)
-            self._round(cut, 1.0 / self._step(bound), words, row[len(values) + at :][:1])
+            _round(cut, 1.0 / _step(bound, most), most, words, row[len(values) + at :][:1])
         return row.view(np.uint32)
+
+    @property
+    def _behind(self) -> tuple[tuple[float, int], ...]:
+        """Of every number behind the values its bound and its largest level."""
+        return (1.0, self.most), *((bound, self.finest) for bound in self.metrics)
 
     def decode(self, total: U32) -> RingSums:
         """The sums that a sum of rows stands for."""
@@ -129,36 +140,38 @@ class Ring:
         `size` columns. Exact: steps are powers of two."""
         numbers: Doubles = np.multiply(levels.view(np.int32), self.step, dtype=np.float64)
         first = size - self.extra
-        for at, bound in enumerate((1.0, *self.metrics), first - lo):
+        for at, (bound, most) in enumerate(self._behind, first - lo):
             if 0 <= at < len(numbers):
-                numbers[at] = int(levels[at].view(np.int32)) * self._step(bound)
+                numbers[at] = int(levels[at].view(np.int32)) * _step(bound, most)
         return numbers
 
-    def _step(self, bound: float) -> float:
-        """The least power of two of which the bound is at most `most` steps."""
-        exponent = math.frexp(bound / self.most)[1]
-        step = math.ldexp(1.0, exponent - 1)
-        return step if bound <= step * self.most else 2.0 * step
 
-    def _round(
-        self, values: npt.NDArray[Any], factor: float, words: Words, out: npt.NDArray[np.int32]
-    ) -> int:
-        """Levels of values times a factor, up or down by chance; gives their squared length."""
-        squares = 0
-        for at in range(0, len(values), _AT_ONCE):
-            wanted: Doubles = np.multiply(values[at : at + _AT_ONCE], factor, dtype=np.float64)
-            count = len(wanted)
-            levels = np.floor(wanted)
-            wanted -= levels
-            wanted *= 2.0**32
-            # 32 bits decide: the mean is off by 2**-32 of a step.
-            levels += words((count + 1) // 2).view(np.uint32)[:count] < wanted
-            # A product that rounding has put above the bound stands for the bound.
-            np.clip(levels, -self.most, self.most, out=levels)
-            out[at : at + count] = levels
-            whole = out[at : at + count].astype(np.int64)
-            squares += int(whole @ whole)
-        return squares
+def _step(bound: float, most: int) -> float:
+    """The least power of two of which the bound is at most `most` steps."""
+    exponent = math.frexp(bound / most)[1]
+    step = math.ldexp(1.0, exponent - 1)
+    return step if bound <= step * most else 2.0 * step
+
+
+def _round(
+    values: npt.NDArray[Any], factor: float, most: int, words: Words, out: npt.NDArray[np.int32]
+) -> int:
+    """Levels of values times a factor, up or down by chance; gives their squared length."""
+    squares = 0
+    for at in range(0, len(values), _AT_ONCE):
+        wanted: Doubles = np.multiply(values[at : at + _AT_ONCE], factor, dtype=np.float64)
+        count = len(wanted)
+        levels = np.floor(wanted)
+        wanted -= levels
+        wanted *= 2.0**32
+        # 32 bits decide: the mean is off by 2**-32 of a step.
+        levels += words((count + 1) // 2).view(np.uint32)[:count] < wanted
+        # A product that rounding has put above the bound stands for the bound.
+        np.clip(levels, -most, most, out=levels)
+        out[at : at + count] = levels
+        whole = out[at : at + count].astype(np.int64)
+        squares += int(whole @ whole)
+    return squares
 
 
 def bits_for(cohort: int) -> int:

@@ -89,7 +89,7 @@ class Watch:
     def _tell(self, records: list[Any], ended: int) -> None:
         for record in records[self._shown : ended]:
             read = RoundRecord(**record)
-            table = RoundTable(tuple(Metric(name, True) for name in read.metrics))
+            table = RoundTable(tuple(Metric(name, True) for name in read.told[0]))
             if self._shown == 0:
                 self._show.data(table.header())
             self._show.data(table.row(read))
