@@ -51,6 +51,7 @@ from .small import (
 )
 
 LATE_MS = START_MS + PHASE_MS + 1
+SEED = b"s" * 32
 # Of five sites four are a quorum.
 FIVE = replace(MASKED, target=5)
 
@@ -231,8 +232,9 @@ def test_names_are_digests_of_the_facts_that_they_stand_for() -> None:
     closed = world.keys(4)[-1]
     received = {**received, Seat(4): world.round.keys[Seat(4)]}
     in_order = [received[seat] for seat in sorted(received)]
-    raw = b"".join(encode(fact) for fact in (*in_order, closed))
-    assert world.round.session == sha256(raw).digest() == session_name(in_order, closed)
+    seed = world.round.seed
+    raw = seed + b"".join(encode(fact) for fact in (*in_order, closed))
+    assert world.round.session == sha256(raw).digest() == session_name(seed, in_order, closed)
     assert list(world.round.keys) == [1, 2, 3, 4, 5]
     closed = world.share(1, 2, 3, 4, 5)[-1]
     assert world.round.sharing == sha256(encode(closed)).digest() == sharing_name(closed)
@@ -244,17 +246,18 @@ def test_other_keys_sharers_or_members_have_other_names() -> None:
     keys = [world.round.keys[Seat(seat)] for world in [sharing()] for seat in (1, 2, 3)]
     closed = m.KeysClosed(1, (Seat(1), Seat(2), Seat(3)), 3, 9, 5)
     names = {
-        session_name(keys, closed),
-        session_name(keys[:2], closed),
-        session_name([*keys[:2], replace(keys[2], mask_key=keys[2].seal_key)], closed),
-        session_name(keys, replace(closed, quorum=2)),
+        session_name(SEED, keys, closed),
+        session_name(bytes(32), keys, closed),
+        session_name(SEED, keys[:2], closed),
+        session_name(SEED, [*keys[:2], replace(keys[2], mask_key=keys[2].seal_key)], closed),
+        session_name(SEED, keys, replace(closed, quorum=2)),
         sharing_name(m.SharesClosed(1, (Seat(1), Seat(2)), 9, 5)),
         sharing_name(m.SharesClosed(1, (Seat(1), Seat(3)), 9, 5)),
         split_name(f.RoundClosed(1, (Seat(1), Seat(2)), 5)),
         split_name(f.RoundClosed(1, (Seat(1), Seat(3)), 5)),
         split_name(f.RoundClosed(2, (Seat(1), Seat(3)), 5)),
     }
-    assert len(names) == 9
+    assert len(names) == 10
 
 
 # ---- keys ---------------------------------------------------------------------------

@@ -167,7 +167,7 @@ _SIGNED = (
 def test_site_lost_in_each_phase_is_not_missed_and_its_receipts_hold(
     tmp_path: Path, made: list[Small]
 ) -> None:
-    small, sites = secret(tmp_path, made, rounds=5, phase="4s", duration="6s", more=SCORED)
+    small, sites = secret(tmp_path, made, rounds=5, phase="5s", duration="7s", more=SCORED)
     fates = list(zip(sites[:5], PHASES, strict=True))
     lost = [doomed(site, phase, at) for at, (site, phase) in enumerate(fates, 1)]
     begin(small, [*lost, sites[5].agent])

@@ -80,7 +80,7 @@ def test_signature_from_another_session_counts_for_nothing(other: Session) -> No
 
 def test_signature_in_the_name_of_another_counts_for_nothing() -> None:
     copied = signed(SITES[0])[SITES[0]]
-    with pytest.raises(SignatureError):
+    with pytest.raises(SignatureError, match="site d has not signed who is in the sum as this"):
         check({**signed(*SITES[:3]), SITES[3]: copied})
 
 

@@ -289,7 +289,7 @@ def test_coordinator_from_an_old_backup_is_refused_until_it_is_mended(
     new = small.data.rename(tmp_path / "new")
     shutil.copytree(old, small.data)
     small.start_coordinator()
-    wait_for(lambda: all(site.agent.told("refused") for site in sites))
+    wait_for(lambda: all(site.agent.told("refused") for site in sites), 60.0)
     (refused,) = [event for event in sites[0].agent.events() if event["kind"] == "refused"]
     assert refused["code"] == "E0903"
     wait_for(lambda: "E0903" in str(small.ask("sites")))

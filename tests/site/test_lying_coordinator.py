@@ -1,4 +1,5 @@
-"""A coordinator that tells sites different stories, with one site of six that helps it.
+"""A coordinator that tells sites different stories, with one site of six that
+colludes with it.
 
 Six sites share their seeds in one session. Each of them is told one list of those who shared, and
 one split, as it demands; but to different sites different ones. Where sites would answer without a
@@ -33,29 +34,29 @@ from tests.site.test_secret_sums import FORM, NUMBER, PLAN, SIZE, Scene
 
 Story = tuple[tuple[int, ...], tuple[int, ...]]
 Stories = dict[int, Story]
-VICTIM = 0  # the first of six is to be read; the last helps
+VICTIM = 0  # the first of six is to be read; the last colludes
 ALL = (0, 1, 2, 3, 4, 5)
 # Of each honest site: who shared and who is in the sum, as it is told. Every story is one that an
 # honest coordinator might tell: four of six are enough, and the site itself is among them.
 STORIES: Stories = {
-    0: ((0, 1, 2, 5), (0, 1, 2, 5)),  # it masks with two who will count as dropped, and the helper
+    0: ((0, 1, 2, 5), (0, 1, 2, 5)),  # it masks with two who will count as dropped, and 5
     1: (ALL, (0, 1, 3, 5)),  # gives pairwise shares of 2
     2: (ALL, (0, 2, 3, 5)),  # gives pairwise shares of 1
     3: (ALL, (0, 3, 4, 5)),  # gives own shares of 0, pairwise ones of 1 and 2
     4: (ALL, (0, 3, 4, 5)),
 }
 HONEST: Stories = dict.fromkeys(range(5), (ALL, (0, 1, 2, 3, 5)))  # site 4 did drop out
-# With two that help, one story that enough sign, and one list that only the first is told.
+# With two that collude, one story that enough sign, and one list that only the first is told.
 OF_TWO: Stories = {0: ((0, 1, 4, 5), (0, 1, 4, 5)), 1: (ALL, ALL)}
 OF_TWO |= {2: (ALL, (0, 2, 3, 4, 5)), 3: (ALL, (0, 2, 3, 4, 5))}
 
 
 @dataclass(slots=True)
 class Liar:
-    """All that a coordinator and its helper come to know."""
+    """All that a coordinator and those who collude with it come to know."""
 
     scene: Scene
-    helpers: tuple[int, ...]
+    colluding: tuple[int, ...]
     rows: dict[int, U32] = field(default_factory=dict)  # as they were, to compare
     masked: dict[SiteId, U32] = field(default_factory=dict)
     peers: dict[SiteId, frozenset[SiteId]] = field(default_factory=dict)
@@ -79,10 +80,10 @@ class Liar:
             self.masked[name] = np.frombuffer(data, np.uint32, FORM.size, start)
             self.peers[name] = self.named(sharers) - {name}
 
-    def help(self) -> None:
-        """Helpers open all that was sealed for them, and give shares of both seeds."""
+    def collude(self) -> None:
+        """Those who do open all that was sealed for them, and give shares of both seeds."""
         scene = self.scene
-        for at in self.helpers:
+        for at in self.colluding:
             me = scene.names[at]
             site = Site(scene.session, me, scene.sites[at]._secrets.seeds(NUMBER))
             held = site.open_shares(sealed_for(scene.session, me, scene.blobs, scene.files))
@@ -95,14 +96,14 @@ class Liar:
         return {at: scene.signed(at, scene.split(story[1])) for at, story in stories.items()}
 
     def asked(self, story: Story, signatures: list[m.ConsentReceived]) -> d.Unmask:
-        """Helpers sign whatever the site was told."""
+        """Those who collude sign whatever the site was told."""
         scene, told = self.scene, split_of(*map(self.named, story)).to_sign(self.scene.session)
         scene.split(story[1])
-        helped = [
+        theirs = [
             m.ConsentReceived(NUMBER, Seat(at + 1), scene.keys[at].sign(told), 5)
-            for at in self.helpers
+            for at in self.colluding
         ]
-        return scene.tell_consents(*signatures, *helped)
+        return scene.tell_consents(*signatures, *theirs)
 
     def hear(self, at: int, story: Story, asked: d.Unmask) -> None:
         scene, name = self.scene, self.scene.names[at]
@@ -123,7 +124,9 @@ class Liar:
         """The groups of honest sites whose sum is known."""
         names = self.scene.names
         own = {name for name in names if self.seed(name, self.own)}
-        pairwise = {name for name in names if self.seed(name, self.mask)} | self.named(self.helpers)
+        pairwise = {name for name in names if self.seed(name, self.mask)} | self.named(
+            self.colluding
+        )
         return laid_bare(Sight(self.peers, own, pairwise))
 
     def sum_of(self, group: frozenset[SiteId]) -> U32:
@@ -145,10 +148,10 @@ class Liar:
 
     def _pair_mask(self, name: SiteId, peer: SiteId) -> Iterator[bytes]:
         """By the pairwise seed of either."""
-        session, helpers = self.scene.session, self.named(self.helpers)
+        session, colluding = self.scene.session, self.named(self.colluding)
         for one, other in ((name, peer), (peer, name)):
             seed = self.seed(one, self.mask)
-            if one in helpers:
+            if one in colluding:
                 site = self.scene.sites[self.scene.names.index(one)]
                 seed = site._secrets.seeds(NUMBER).mask.reveal()
             if seed is not None:
@@ -157,12 +160,12 @@ class Liar:
                 return
 
 
-def liar_with(folder: Path, *helpers: int) -> Liar:
+def liar_with(folder: Path, *colluding: int) -> Liar:
     scene = Scene(folder, 6)
     scene.gather_keys()
     scene.share_all()
-    made = Liar(scene, helpers)
-    made.help()
+    made = Liar(scene, colluding)
+    made.collude()
     return made
 
 
@@ -209,7 +212,7 @@ def test_where_all_are_told_the_same_the_sum_alone_is_known(liar: Liar) -> None:
     assert liar.sum_of(four).tolist() == total.tolist()
 
 
-def test_two_of_six_that_help_are_too_many(tmp_path: Path) -> None:
+def test_two_of_six_that_collude_are_too_many(tmp_path: Path) -> None:
     """What is promised is of fewer than a third, and no more would be true."""
     liar = liar_with(tmp_path, 4, 5)
     liar.gather_rows(OF_TWO)

@@ -58,6 +58,7 @@ from consortium.wire.secret_sum import (
 FEDERATION, SIZE, NUMBER = "f" * 32, 40, 7
 FORM = masked_row_form(SIZE)
 BASE = Digest(bytes(32))
+SEED = bytes(32)  # of the round
 PLAN = Plan()
 
 
@@ -111,19 +112,19 @@ class Scene:
             for at in range(len(self.sites))
         ]
         sheet = SessionSheet(
-            seed="00" * 32,
+            seed=SEED.hex(),
             sites=identities,
             keys=[encode(fact).hex() for fact in self.facts],
             closed=encode(self.keyed).hex(),
         ).model_copy(update=changes)
         self.sheets["session"] = sheet
-        name = session_name(self.facts, self.keyed)
+        name = session_name(SEED, self.facts, self.keyed)
         return d.Share(self.number, Seat(1), name, 9)
 
     def share_all(self) -> d.Train:
         named = list(zip(self.names, self.facts, strict=True))
-        self.session = make_session(FEDERATION, bytes(32), self.quorum, named)
-        name = session_name(self.facts, self.keyed)
+        self.session = make_session(FEDERATION, SEED, self.quorum, named)
+        name = session_name(SEED, self.facts, self.keyed)
         self.files = {}
         for at, site in enumerate(self.sites):
             site.look_at(self.tell_session(), PLAN)
@@ -215,7 +216,7 @@ def test_after_a_crash_a_site_gives_the_same_again(scene: Scene) -> None:
     before = scene.sites[0].keys(NUMBER)
     assert scene.again(0).keys(NUMBER) == before
     scene.share_all()
-    name = session_name(scene.facts, scene.keyed)
+    name = session_name(SEED, scene.facts, scene.keyed)
     shares = scene.sites[0].shares(NUMBER, name)
     assert scene.again(0).shares(NUMBER, name) == shares
     for at in range(4):
@@ -257,6 +258,12 @@ def test_session_of_another_name_is_refused(scene: Scene) -> None:
     asked = replace(scene.tell_session(), session=Digest(b"x" * 32))
     with pytest.raises(VerificationError, match="not the one that the coordinator has signed"):
         scene.sites[0].look_at(asked, PLAN)
+
+
+def test_session_with_another_seed_than_others_were_told_is_refused(scene: Scene) -> None:
+    """Of many sites it decides about neighbours."""
+    with pytest.raises(VerificationError, match="not the one that the coordinator has signed"):
+        scene.sites[0].look_at(scene.tell_session(seed="11" * 32), PLAN)
 
 
 def test_keys_that_their_site_did_not_sign_are_refused(scene: Scene) -> None:
@@ -404,7 +411,7 @@ def test_without_its_seeds_a_site_cannot_go_on(scene: Scene) -> None:
     scene.share_all()
     scene.sites[0].forget()
     with pytest.raises(CorruptStoreError):
-        scene.sites[0].shares(NUMBER, session_name(scene.facts, scene.keyed))
+        scene.sites[0].shares(NUMBER, session_name(SEED, scene.facts, scene.keyed))
 
 
 # ---- files --------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from consortium.core.ids import Digest
 from consortium.core.secagg_facts import KeysClosed, KeysReceived, SharesClosed
 
 
-def session_name(keys: Iterable[KeysReceived], closed: KeysClosed) -> Digest:
-    """Names the sites that mask with each other, and all their keys, in the order of seats."""
-    return _named(*keys, closed)
+def session_name(seed: bytes, keys: Iterable[KeysReceived], closed: KeysClosed) -> Digest:
+    """Names the sites that mask with each other, and all their keys, in the order of seats; and the
+    round's seed, by which many sites have their neighbours."""
+    return _named(*keys, closed, first=seed)
 
 
 def sharing_name(closed: SharesClosed) -> Digest:
@@ -28,5 +29,7 @@ def split_name(closed: RoundClosed) -> Digest:
     return _named(closed)
 
 
-def _named(*facts: KeysReceived | KeysClosed | SharesClosed | RoundClosed) -> Digest:
-    return Digest(sha256(b"".join(encode(fact) for fact in facts)).digest())
+def _named(
+    *facts: KeysReceived | KeysClosed | SharesClosed | RoundClosed, first: bytes = b""
+) -> Digest:
+    return Digest(sha256(first + b"".join(encode(fact) for fact in facts)).digest())

@@ -29,7 +29,8 @@ def _keys_closed(state: Federation, fact: m.KeysClosed) -> None:
     open_round = _open(state)
     _leave_out(open_round, fact.seats)
     open_round.keys = {seat: open_round.keys[seat] for seat in fact.seats}
-    open_round.keyed, open_round.session = fact, session_name(open_round.keys.values(), fact)
+    open_round.keyed = fact
+    open_round.session = session_name(open_round.seed, open_round.keys.values(), fact)
     open_round.quorum, open_round.deadline_ms = fact.quorum, fact.deadline_ms
 
 

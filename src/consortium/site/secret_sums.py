@@ -140,7 +140,8 @@ class SecretSums:
         for site, fact in named:
             told = session.advert(site).to_sign(session.name)
             verify(bytes.fromhex(who[fact.seat].key), told, fact.signature)
-        return Agreed(session_name(keys, closed), session, {f.seat: site for site, f in named})
+        name = session_name(seed, keys, closed)
+        return Agreed(name, session, {fact.seat: site for site, fact in named})
 
     def _take_sharing(self, duty: d.Train) -> None:
         sheet = self._fetched(duty.round, SHARING, SharingSheet)

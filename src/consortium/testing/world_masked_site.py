@@ -299,7 +299,7 @@ class MaskedSitePlayer(SitePlayer):
         match duty, sheet:
             case d.Share(), SessionSheet():
                 keys = [fact for _, fact in sheet.keys]
-                is_named = session_name(keys, sheet.closed) == duty.session
+                is_named = session_name(sheet.seed, keys, sheet.closed) == duty.session
             case d.Train(), SharingSheet():
                 is_named = sharing_name(sheet.closed) == duty.sharing
             case d.Agree() | d.Unmask(), SplitSheet():

@@ -14,7 +14,7 @@ from consortium.core.ids import SiteId
 from consortium.crypto.recipes import verify
 from consortium.crypto.secure_sum.graph import threshold_for
 from consortium.crypto.secure_sum.session import Session, Split
-from consortium.errors import InsufficientParticipantsError, InvalidInputError
+from consortium.errors import InsufficientParticipantsError, InvalidInputError, SignatureError
 
 
 def check_consents(
@@ -29,7 +29,12 @@ def check_consents(
         raise InvalidInputError("a site gave no keys for this round")
     told = split.to_sign(session)
     for site, signature in signatures.items():
-        verify(identities[site], told, signature)
+        try:
+            verify(identities[site], told, signature)
+        except SignatureError:
+            raise SignatureError(
+                f"site {site} has not signed who is in the sum as this site was told"
+            ) from None
     least = threshold_for(len(session.sites))
     if len(signatures) < least:
         raise InsufficientParticipantsError(
