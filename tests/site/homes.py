@@ -62,6 +62,19 @@ class Lab:
         return save_update(update, plan.strategy.form(self.lock.layout))
 
 
+# For the end of a plan, with `TARGET` changed: scores go inside masked updates.
+TARGET = ("fraction = 1.0", "target = 3")
+SCORED = """
+gate = false
+bound = 10.0
+[strategy]
+clip = 1.0
+weight = "uniform"
+[security]
+secure_aggregation = true
+"""
+
+
 def enrolled(path: Path, **changes: object) -> SiteHome:
     """A home that has joined."""
     home = SiteHome.prepare(path)

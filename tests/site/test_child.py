@@ -33,14 +33,14 @@ from consortium.errors import (
     TaskResultError,
     VerificationError,
 )
-from consortium.model import Layout, digest_of, load_model, save_model
+from consortium.model import Layout, digest_of, load_model, load_update, save_model
 from consortium.plan.strategy import VARIATE
 from consortium.site import jobs as j
 from consortium.site import process
 from consortium.site.home import HERE, SiteHome
 from consortium.site.workshop import Use, Workshop, failure_of
 from consortium.tensors import CODES, TensorSpec, load_tensors
-from tests.site.homes import SEAT, Lab, lab
+from tests.site.homes import SCORED, SEAT, TARGET, Lab, lab
 
 ROOT = Path(__file__).parents[2]
 PERSONAL = '\n[personal]\nname = "fedper"\nlayers = ["shared.3"]\n'
@@ -105,6 +105,22 @@ def _same_as_simulated(made: Lab, rounds: int = 3) -> None:
 
 def test_a_numpy_task_gives_the_bytes_of_a_simulation(tmp_path: Path) -> None:
     _same_as_simulated(lab(tmp_path, plan="\n[strategy]\nclip = 0.05\n"))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_scores_inside_a_masked_update_are_those_of_a_simulation(tmp_path: Path, kind: str) -> None:
+    """The levels that are to be masked, of the update, the weight and the scores."""
+    made = lab(tmp_path, kind, change=TARGET, plan=SCORED)
+    metrics, layout = made.reviewed.reported, made.lock.layout
+    form = made.reviewed.plan.form(layout, 1, metrics)
+    assert form.size == layout.size + 1 + len(metrics) + 1
+    base = load_model(layout, made.home.blobs.get(made.first))
+    with workshop(made) as shop:
+        made_here = shop.train(1, SEAT, made.first, None, None)
+    wanted = made.engine.train_one(SEAT, 1, base, None, None)
+    sent = load_update(made.home.blobs.get(made_here.update), form)
+    assert wanted.packed is not None and sent.row[:].tobytes() == wanted.packed
+    assert wanted.row[-1] > 0, "how many test records"
 
 
 def test_a_torch_task_gives_the_bytes_of_a_simulation(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from consortium.site.policy import Policy
 from consortium.site.report import add_to_report
 from consortium.site.worker import Worker
 from consortium.wire.messages import Signature
-from tests.site.homes import SEAT, other_study
+from tests.site.homes import SCORED, SEAT, TARGET, other_study
 from tests.site.scene import LATER_MS, MODEL, NOW_MS, Log, Scene, opened
 from tests.site.small_coordinator import SITE
 
@@ -276,6 +276,18 @@ def test_scores_that_are_not_in_the_plan_do_not_leave(tmp_path: Path) -> None:
         scene.approve()
         _sent(scene)
         _refuses_to_score(scene)
+
+
+def test_scores_of_a_masked_plan_leave_inside_its_updates_and_not_by_themselves(
+    tmp_path: Path,
+) -> None:
+    """A coordinator that asks for them one by one would read what masks hide."""
+    with opened(tmp_path, change=TARGET, plan=SCORED) as scene:
+        assert scene.lab.reviewed.plan.has_scored_sums
+        scene.approve()
+        _sent(scene)
+        _refuses_to_score(scene)
+        assert "of one site" in scene.events[-1].text
 
 
 def _refuses_to_score(scene: Scene) -> None:

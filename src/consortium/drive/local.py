@@ -428,7 +428,9 @@ def _scores(site: Site, metrics: Sequence[Metric], result: Any) -> Scores:
 
 
 def _has_no_records(result: Any) -> bool:
-    return isinstance(result, tuple) and len(result) == 2 and result[1] == 0
+    records = result[1] if isinstance(result, tuple) and len(result) == 2 else None
+    is_count = isinstance(records, int | np.integer) and not isinstance(records, bool)
+    return is_count and int(cast(int, records)) == 0
 
 
 def _usable(value: float, metric: Metric) -> float:

@@ -164,8 +164,9 @@ def _scores(plan: Plan) -> list[str]:
     return [
         "SCORES: members try the model that a round begins from, and what they find is summed with "
         "their updates, under the same masks. So a version is scored one round after it was "
-        "published, and the last one never. What a site says of it is taken on trust: a hostile "
-        "one can make a score anything."
+        "published, and the last one never. Rounds whose members differ by one site tell how many "
+        "test records that one has. What a site says is taken on trust: a hostile one can make a "
+        "score anything."
     ]
 
 

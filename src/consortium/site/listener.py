@@ -381,6 +381,8 @@ class Listener:
         )
         if not study.plan.evaluation.enabled:
             objections.insert(0, "scores are not part of the plan")
+        elif study.plan.is_masked:  # they left inside the masked update
+            objections.insert(0, "scores of one site are not part of a plan with masks")
         if objections:
             tools.machine.feed(p.Broke(number, Failure.POLICY, tools.clock.now_ms()))
             tools.tell(Event(Kind.DECLINED, f"the model is not tried: {objections[0]}", number))

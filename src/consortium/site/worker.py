@@ -175,6 +175,8 @@ class Worker:
         self._fetch(work.base, study)
         self._fetch(work.model, study)
         with self._doing(work, study) as workshop:
+            if study.plan.is_masked:
+                raise InternalError("scores of a masked plan must not leave by themselves")
             tools.progress(f"trying the model of round {work.round}", 0, 0)
             base = (work.base, duty.base_round)
             told = workshop.evaluate(work.round, duty.seat, work.model, base, states)
