@@ -382,7 +382,8 @@ def test_what_the_task_says_of_records_stays_in_the_log_here(trouble: Trouble) -
         shop.train(1, SEAT, made.first)
     assert "4711" not in f"{caught.value.message} {caught.value.hint} {caught.value.details}"
     assert "ValueError in task.py:" in caught.value.message
-    _until(lambda: "4711" in made.home.child_log.read_text())
+    log = made.home.child_log  # another thread writes it, and makes it
+    _until(lambda: log.exists() and "4711" in log.read_text())
     assert stat.S_IMODE(made.home.child_log.stat().st_mode) == 0o600
 
 
