@@ -95,6 +95,21 @@ def test_numbers_that_are_not_finite_stay_so() -> None:
 
 
 @pytest.mark.usefixtures("_library")
+def test_matrices_that_do_not_fit_together_are_an_error() -> None:
+    """And not whatever lies behind them in memory."""
+    left, right, into = drawn(2, 3, 4), drawn(2, 4, 5), torch.zeros(2, 3, 5)
+    for wrong in (drawn(2, 3, 5), drawn(1, 4, 5), drawn(3, 4, 5)):
+        with pytest.raises(RuntimeError):
+            product(left, wrong)
+    for other in (into[:1], into[:, :2], into[:, :, :4].contiguous()):
+        with pytest.raises(RuntimeError):
+            add_product(other, left, right, 1.0, 1.0)
+    with pytest.raises(RuntimeError):
+        product_with_one(left, right[0, :3])
+    assert product_with_one(left[:, :, :0], right[0, :0]).shape == (2, 3, 5)
+
+
+@pytest.mark.usefixtures("_library")
 def test_float64_is_as_exact_as_ever() -> None:
     left, right = drawn(4, 10, 64).double(), drawn(4, 64, 128, seed=1).double()
     assert torch.equal(product(left, right), torch.bmm(left, right))
@@ -122,6 +137,7 @@ def test_matrices_that_lie_otherwise_are_left_to_torch() -> None:
     assert not blas.multiply(into, left.double(), right, 0.0, 1.0)
     assert not blas.multiply(into.transpose(1, 2).contiguous().transpose(1, 2), left, right, 0, 1)
     assert not blas.multiply(into, left[:, :, :0], right[:, :0], 0.0, 1.0)
+    assert not blas.multiply(into[:1].expand(2, 3, 5), left, right, 0.0, 1.0)
     assert not into.any()
     assert blas.multiply(into, left, right, 0.0, 1.0) and into.any()
 

@@ -36,11 +36,12 @@ def lock(
         envelope("lock", {"lock": str(folder / LOCK), "task": study.task_hash.hex()})
         return
     made, model = make_lock(study, secrets.randbits(32) if seed is None else seed)
-    found = inventory_of(study.task, study.sites[0].data, study.plan, study.sites[0].name)
-    data(inventory_text(found, study.plan, study.plan.reported(study.task.metrics)))
+    plan, first = made.applied(study.plan), study.sites[0]
+    found = inventory_of(study.task, first.data, plan, first.name)
+    data(inventory_text(found, plan, plan.reported(study.task.metrics)))
     write_lock(folder, made, model)
     sites = len(study.sites) if sample is None else None  # a sample is not one of them
-    warned = warn_of_noise(made.applied(study.plan), made.layout.size, sites)
+    warned = warn_of_noise(plan, made.layout.size, sites)
     data(f"\ntask {made.task.hex()}\nplan {made.plan.hex()}\nmodel {made.model.hex()}")
     say(f"wrote {folder / LOCK} and {folder / MODEL}")
     told: dict[str, object] = {"lock": str(folder / LOCK), "model": str(folder / MODEL)}

@@ -9,6 +9,7 @@ from consortium.core.terms import Metric
 from consortium.drive.engine import SimulatedSite, simulated_site
 from consortium.drive.local import LocalWork
 from consortium.model import Layout
+from consortium.plan.noise import resolved
 from consortium.plan.values import Plan
 from consortium.tasks import Inventory, Task
 from consortium.tensors import TensorSpec
@@ -18,7 +19,7 @@ from consortium.update.weigh import Weighting
 def inspect(task: Task, data: Any = None, *, plan: Plan | None = None) -> None:
     """Print LEAVES and STAYS with their bytes. `data` is a site's, where the model's form
     depends on it; `plan` where the plan keeps layers private too."""
-    plan = plan or Plan()
+    plan = resolved(plan or Plan())
     print(inventory_text(inventory_of(task, data, plan), plan, plan.reported(task.metrics)))
 
 

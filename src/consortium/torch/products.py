@@ -27,6 +27,7 @@ from torch import Tensor
 
 _ROWS_FIRST, _AS_IT_IS, _ON_ITS_SIDE = 101, 111, 112  # CblasRowMajor, CblasNoTrans, CblasTrans
 _FLOAT_BYTES = 4
+_LOADING = threading.Lock()  # the environment is everybody's
 _KERNELS = "SkylakeX"  # OpenBLAS does not know every processor with AVX-512, and has these for all
 
 
@@ -62,7 +63,8 @@ def product_with_one(left: Tensor, right: Tensor) -> Tensor:
     blas = _blas()
     if blas is not None and left.is_contiguous():
         made = torch.empty((*left.shape[:2], right.shape[1]), dtype=left.dtype)
-        flat, out = left.view(1, -1, left.shape[2]), made.view(1, -1, made.shape[2])
+        rows = left.shape[0] * left.shape[1]
+        flat, out = left.view(1, rows, left.shape[2]), made.view(1, rows, made.shape[2])
         if blas.multiply(out, flat, right.unsqueeze(0), 0.0, 1.0):
             return made
     return left @ right
@@ -83,8 +85,9 @@ class Blas:
         in a way that it does not know. What `into` held is not looked at if beta is zero."""
         if not left.dtype is right.dtype is into.dtype is torch.float32:
             return False
+        shapes = left.shape, right.shape, into.shape
         strides = left.stride(), right.stride(), into.stride()
-        call = self._calls.of(tuple(left.shape), right.shape[2], strides, (alpha, beta))
+        call = self._calls.of(shapes, strides, (alpha, beta))
         if call is None:
             return False
         call.starts[:, 0] = left.data_ptr(), right.data_ptr(), into.data_ptr()
@@ -114,14 +117,18 @@ class _Call:
 
 
 def _call(
-    shape: tuple[int, int, int],
-    columns: int,
+    shapes: tuple[torch.Size, torch.Size, torch.Size],
     strides: tuple[_Strides, _Strides, _Strides],
     factors: tuple[float, float],
 ) -> _Call | None:
-    (k, rows, inner), (left, right, into) = shape, strides
+    """None for what it cannot do. What does not fit together is left to torch, too: it says so,
+    and the library would read and write where nothing of ours is."""
+    (k, rows, inner), (left, right, into), columns = shapes[0], strides, shapes[1][2]
+    if shapes[1:] != ((k, inner, columns), (k, rows, columns)) or 0 in (k, rows, inner, columns):
+        return None
     a, b = _lying(left, rows, inner), _lying(right, inner, columns)
-    if a is None or b is None or into[2] != 1 or into[1] < columns or not inner:
+    is_apart = into[2] == 1 and into[1] >= columns and (k == 1 or into[0] >= rows * into[1])
+    if a is None or b is None or not is_apart:
         return None
     whole = np.array([a[0], b[0], rows, columns, inner, a[1], b[1], into[1], k], np.int32)
     real = np.array(factors, np.float32)
@@ -151,7 +158,8 @@ def _lying(strides: _Strides, rows: int, columns: int) -> tuple[int, int] | None
 @lru_cache(maxsize=1)
 def _blas() -> Blas | None:
     """OpenBLAS, where it is faster than what torch has."""
-    return loaded() if _has_width_that_torch_leaves() else None
+    with _LOADING:
+        return loaded() if _has_width_that_torch_leaves() else None
 
 
 def loaded() -> Blas | None:

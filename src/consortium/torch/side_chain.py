@@ -81,8 +81,9 @@ def loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch)
     width = 1
     if kind is Outputs.CLASSES and outputs.shape[-1] == 2:
         # Of two classes it is the sigmoid of their difference, which takes half of the time.
-        second = torch.sub(outputs[..., 1], outputs[..., 0]).sigmoid_()
-        second.sub_(targets.reshape(second.shape))
+        apart = torch.sub(outputs[..., 1], outputs[..., 0])
+        second = torch.sigmoid(apart).sub_(targets.reshape(apart.shape))
+        second.add_(apart - apart)  # nothing, or what is not finite: it must not be hidden
         found = torch.stack((-second, second), -1)
     elif kind is Outputs.CLASSES:
         # Torch's own softmax takes several times as long for rows of a few numbers.
