@@ -295,7 +295,7 @@ def test_late_scores_say_of_which_version_they_are() -> None:
     assert "over 93 records  version 2  version 3  change" in lines
     assert "loss                0.5000  not known" in lines
     assert lines[-2].endswith("the sum has the scores of version 2: 93 records")
-    assert lines[-1].endswith("no member had test records for version 2")
+    assert lines[-1].endswith("the sum has no score of version 2")
     assert last_round(record) == "3: accepted, 4 counted, loss 0.5000 (of version 2)"
     assert table_lines([record])[1].endswith("0.5000  accepted; scores of version 2")
     record.metrics = {"loss": 0.25}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from consortium.aggregate.columns import Source
 from consortium.core import facts as f
 from consortium.core.codec import decode, encode
+from consortium.core.ids import Seat
 from consortium.core.terms import Metric
 from consortium.drive.base_scores import bounded_scores, scores_in
 from consortium.drive.directory import DataDirectory
@@ -146,7 +147,44 @@ def test_what_no_honest_sites_can_have_said_is_no_score(row: list[float]) -> Non
     assert scores_in(Ring(1.0, 3, 20), rows, 10) == (0, ())
 
 
+def test_no_mean_is_beyond_its_bound() -> None:
+    """Each number by itself could be honest ones'; together they cannot."""
+    ring = plan_of().ring(LAYOUT, METRICS)
+
+    def scored(*row: float) -> int:
+        rows = [Source(0, np.array([0.0, 0.0, 1.0, *row]), 10.0, is_sum=True)]
+        return scores_in(ring, rows, 10)[0]
+
+    assert scored(50.0, 1.0, 1.0) == 1
+    assert scored(51.0, 1.0, 1.0) == scored(50.0, 2.0, 1.0) == scored(-51.0, 1.0, 1.0) == 0
+    assert scored(100.0, 1.0, 2.0) == 2
+
+
 # ---- whole studies ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_noise_on_updates_keeps_what_a_task_keeps_out_of_scores(masks: bool) -> None:
+    """Else a score would tell, without noise, of the records that it was made of."""
+    seen = list[Any]()
+
+    def train(site: Site, shared: dict[str, Any]) -> Trained:
+        return Trained(shared, 10, state={"secret": np.ones(1)})
+
+    def evaluate(site: Site, shared: dict[str, Any]) -> tuple[dict[str, float], int]:
+        seen.append(site.state)
+        return {"loss": 1.0, "mae": 1.0}, 10
+
+    plan = parse_plan(
+        "[federation]\nrounds = 3\nquorum = 7\n[selection]\ntarget = 10\n"
+        f"[security]\nsecure_aggregation = {str(masks).lower()}\n"
+        "[evaluation]\ngate = false\nbound = 50.0\n"
+        '[privacy]\nunit = "site"\nepsilon = 50.0\nclip = 1.0\ntest_records = "public"\n'
+    )
+    task: NumpyTask = replace(TASK, train=train, evaluate=evaluate)
+    run = simulate(task, plan, sites(10), seed=1)
+    assert len(seen) >= 30 and not any(seen)
+    assert [run.states.current(Seat(seat)) is not None for seat in (1, 10)] == [True, True]
 
 
 def test_scores_are_those_of_the_open_study_one_round_later() -> None:

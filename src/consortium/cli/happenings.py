@@ -64,7 +64,7 @@ def _evaluated(event: Event) -> str:
 
 def _base_scored(event: Event) -> str:
     if not event["samples"]:
-        return f"no member had test records for version {event['version']}"
+        return f"the sum has no score of version {event['version']}"
     return f"the sum has the scores of version {event['version']}: {event['samples']} records"
 
 

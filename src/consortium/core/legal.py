@@ -18,7 +18,7 @@ from consortium.core.ids import Seat
 from consortium.core.state import Federation, Payment, Round
 from consortium.core.tables import FEDERATION, Phase, Step, round_moves
 from consortium.core.terms import Budget
-from consortium.core.verdict import means
+from consortium.core.verdict import improves, means
 
 _ANY_TIME = frozenset(
     {
@@ -268,15 +268,16 @@ def _closed(state: Federation, open_round: Round, fact: f.RoundClosed) -> bool:
 
 
 def _base_scored(state: Federation, open_round: Round, fact: f.BaseScored) -> bool:
-    """Once a sum, of the round's own base, if the plan asks for it."""
+    """Once a sum, of the round's own base, if the plan asks for it. Better is what is better."""
     terms = state.terms
     assert terms is not None
+    found = fact.means if len(fact.sums) == len(terms.metrics) else ()
     return (
         terms.has_scored_sums
         and open_round.scored is None
         and fact.version == open_round.version
         and len(fact.sums) == len(terms.metrics)
-        and (fact.samples > 0 or not fact.is_improvement)
+        and fact.is_improvement == (bool(found) and improves(state, terms, found))
     )
 
 

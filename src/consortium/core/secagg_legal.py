@@ -50,7 +50,8 @@ def _shares_closed(state: Federation, open_round: Round, fact: m.SharesClosed) -
 
 
 def _consent_received(state: Federation, open_round: Round, fact: m.ConsentReceived) -> bool:
-    return fact.seat in open_round.members and fact.seat not in open_round.consents
+    is_there = fact.seat in open_round.members and fact.seat in state.roster.members
+    return is_there and fact.seat not in open_round.consents
 
 
 def _consents_closed(state: Federation, open_round: Round, fact: m.ConsentsClosed) -> bool:
@@ -61,7 +62,8 @@ def _consents_closed(state: Federation, open_round: Round, fact: m.ConsentsClose
 
 
 def _answer_received(state: Federation, open_round: Round, fact: m.AnswerReceived) -> bool:
-    return fact.seat in open_round.members and fact.seat not in open_round.answers
+    is_there = fact.seat in open_round.members and fact.seat in state.roster.members
+    return is_there and fact.seat not in open_round.answers
 
 
 def _answers_closed(state: Federation, open_round: Round, fact: m.AnswersClosed) -> bool:

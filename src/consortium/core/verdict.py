@@ -90,7 +90,7 @@ def _scored(state: Federation, terms: Terms, open_round: Round, item: i.Summed) 
     _check_scores(terms, item)
     sums = item.scores
     found = f.BaseScored(item.round, open_round.version, item.samples, sums, False, item.now_ms)
-    is_better = bool(found.means) and _improves(state, terms, found.means)
+    is_better = bool(found.means) and improves(state, terms, found.means)
     return (replace(found, is_improvement=is_better),)
 
 
@@ -238,7 +238,7 @@ def judge(state: Federation, terms: Terms, item: i.Verdict) -> Facts:
         samples,
         candidate,
         base,
-        is_accepted and _improves(state, terms, candidate),
+        is_accepted and improves(state, terms, candidate),
         item.now_ms,
     )
     if is_accepted:
@@ -269,7 +269,8 @@ def _newest_means(open_round: Round) -> tuple[float, ...]:
     return judged.candidate or (() if scored is None else scored.means)
 
 
-def _improves(state: Federation, terms: Terms, candidate: tuple[float, ...]) -> bool:
+def improves(state: Federation, terms: Terms, candidate: tuple[float, ...]) -> bool:
+    """Whether a model does better than the best so far, by as much as the plan asks for."""
     if not candidate or state.best_score is None:
         return True
     index = terms.metric_index(terms.judged_by)

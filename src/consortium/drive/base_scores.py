@@ -42,11 +42,13 @@ def scores_in(ring: Ring, rows: Sequence[Source], count: int) -> tuple[int, tupl
         return 0, ()
     size = len(rows[0].values)
     found = sum_of(rows)(size - len(ring.metrics), size).tolist()
-    # Twice: rounding can put a number above its bound, by less than the bound.
-    is_possible = all(
-        abs(total) <= 2 * count * bound for total, bound in zip(found, ring.metrics, strict=True)
-    )
     *sums, records = found
-    if not is_possible or records < 1:
+    *bounds, cap = ring.metrics
+    # A site's sum is at most its bound for each of its records; rounding adds less than a step.
+    is_possible = 1 <= records <= count * cap and all(
+        abs(total) <= bound / cap * records + count * step
+        for total, bound, step in zip(sums, bounds, ring.metric_steps, strict=False)
+    )
+    if not is_possible:
         return 0, (0.0,) * len(sums)
     return round(records), tuple(sums)

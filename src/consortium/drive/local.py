@@ -135,7 +135,8 @@ class LocalWork:
         draws from a stream of its own: training goes as it would without."""
         if not self.plan.has_scored_sums:
             return ()
-        here = replace(site, rng=stream(site.own_seed, "evaluate", site.round))
+        rng = stream(site.own_seed, "evaluate", site.round)
+        here = replace(site, rng=rng, rules=LocalRules(), state=self._shown(site.state))
         shared = self.layout.unflatten(base)
         try:
             result = self._call(here, "evaluate", self.task.evaluate, here, shared)
@@ -146,6 +147,11 @@ class LocalWork:
         if _has_no_records(result):
             return bounded_scores(self.plan, self.reported, ([], 0))
         return bounded_scores(self.plan, self.reported, _scores(here, self.reported, result))
+
+    def _shown(self, state: Tensors | None) -> Tensors | None:
+        """What evaluation may see of what the task keeps. Scores that leave as they are must not
+        follow from records that only noise on updates hides: what is kept was made of those."""
+        return None if self.plan.privacy.hides in ("site", "local") else state
 
     def _prepared(
         self, site: Site, base: Vector, variate: Vector | None, state: bytes | None
@@ -176,7 +182,7 @@ class LocalWork:
     def evaluate(self, site: Site, model: Vector, state: bytes | None) -> Scores:
         """Try a model on one site's test records."""
         kept = {} if state is None else load_tensors(state)
-        site = replace(site, state=_of_task(kept))
+        site = replace(site, state=self._shown(_of_task(kept)))
         shared = self.layout.unflatten(model)
         result = self._call(site, "evaluate", self.task.evaluate, site, shared)
         found = _scores(site, self.reported, result)

@@ -66,7 +66,8 @@ def on_ring(
     bytes of their files. A real site masks the bytes; a simulated one leaves them as they are."""
     most = plan.strategy.weighing().most
     assert most is not None, "the plan was checked"
-    assert not (ring.metrics and plan.has_noised_scores), "the plan was checked"
+    if ring.metrics and plan.has_noised_scores:
+        raise InternalError("scores must not leave without their noise")
     values = np.empty((len(told), sent.values.shape[1] + ring.extra))
     packed = list[bytes | None]()
     for at, (site, scores) in enumerate(told):

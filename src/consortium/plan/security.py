@@ -17,6 +17,7 @@ from consortium.model import Form, Layout, masked_row_form
 from consortium.plan.section import Duration, Section
 from consortium.update.ring import Ring, bits_for
 from consortium.update.ring_noise import NoiseShare, share_for
+from consortium.update.weigh import Weighting
 
 if TYPE_CHECKING:
     from consortium.plan.values import Plan
@@ -144,13 +145,36 @@ def masked_sentences(plan: Plan) -> list[str]:
         "WARNING: nobody can look at an update under its mask. There is no anomaly filter and no "
         "robust rule, the length of an update is not checked, and no site's scores are told: a "
         "hostile site can spoil the model or hide a backdoor in it, and is not found.",
+        *_compared(plan),
         *_scores(plan),
     ]
 
 
 def _summed(plan: Plan) -> str:
-    what = ", of their scores and of their numbers of test records"
-    return what if plan.has_scored_sums else ""
+    """What else there are sums of."""
+    found = ["of what they weigh"] if _tells_weights(plan) else []
+    if plan.has_scored_sums:
+        found += ["of their scores", "of their numbers of test records"]
+    return "".join(f", {one}" for one in found)
+
+
+def _tells_weights(plan: Plan) -> bool:
+    """Whether the sum of weights says something. With noise in shares they are zero."""
+    return plan.strategy.weighing().by is not Weighting.UNIFORM and not plan.has_noise_shares
+
+
+def _compared(plan: Plan) -> list[str]:
+    """What is laid bare although every sum keeps its parts to itself."""
+    told = ["what that one weighs, which is made of how many records it has"]
+    told = told if _tells_weights(plan) else []
+    told += ["how many test records that one has"] if plan.has_scored_sums else []
+    if not told:
+        return []
+    also = " and, if both began from the same model, its scores" if plan.has_scored_sums else ""
+    return [
+        f"WARNING: sums can be compared. Two rounds whose members differ by one site tell "
+        f"{', and '.join(told)}{also}."
+    ]
 
 
 def _of_each(plan: Plan) -> str:
@@ -164,9 +188,8 @@ def _scores(plan: Plan) -> list[str]:
     return [
         "SCORES: members try the model that a round begins from, and what they find is summed with "
         "their updates, under the same masks. So a version is scored one round after it was "
-        "published, and the last one never. Rounds whose members differ by one site tell how many "
-        "test records that one has. What a site says is taken on trust: a hostile one can make a "
-        "score anything."
+        "published, and the last one never. If one member alone has test records, the sum is its "
+        "own score. What a site says is taken on trust: a hostile one can make a score anything."
     ]
 
 

@@ -194,7 +194,8 @@ class Policy(BaseModel):
             found.append("updates may not leave this site")
         if most is not None and size_bytes > most:
             found.append(f"an update has {size_bytes:,} bytes, and {most:,} may leave a round")
-        if "weight" not in self.may_leave and not plan.is_masked:
+        # With noise in shares a weight is zero. Else sums of rounds can be compared, as scores can.
+        if "weight" not in self.may_leave and not plan.has_noise_shares:
             if strategy.weighing().by is not Weighting.UNIFORM:
                 found.append("the plan weighs sites by how many records they have")
             if strategy.is_normalised:

@@ -93,6 +93,11 @@ class Ring:
         """How many numbers stand behind the values."""
         return 1 + len(self.metrics)
 
+    @property
+    def metric_steps(self) -> tuple[float, ...]:
+        """Between two levels of each metric."""
+        return tuple(_step(bound, self.finest) for bound in self.metrics)
+
     def sensitivity(self, size: int) -> float:
         """How much one site can move the sum of `size` values, by being there or not (L2). What
         stands behind the values is not in it."""
