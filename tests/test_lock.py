@@ -193,6 +193,19 @@ def test_it_shows_what_leaves_and_what_stays(folder: Path) -> None:
     ]
 
 
+def test_noise_under_masks_is_computed_and_what_is_masked_is_shown(folder: Path) -> None:
+    edit(folder / "plan.toml", "rounds = 2", "rounds = 2\nquorum = 3")
+    with (folder / "plan.toml").open("a") as plan:
+        plan.write("[selection]\ntarget = 3\n[security]\nsecure_aggregation = true\n")
+        plan.write("[evaluation]\nenabled = false\ngate = false\n")
+        plan.write('[privacy]\nunit = "site"\nepsilon = 8.0\nclip = 1.0\n')
+    done = call("lock", folder / "plan.toml", "--seed", "7")
+    assert done.exit_code == 0, done.stderr
+    assert "LEAVES  as 36 bytes that are masked" in done.stdout
+    assert "noise_multiplier = " in (folder / "plan.lock").read_text()
+    assert call("lock", folder / "plan.toml", "--check").exit_code == 0
+
+
 def test_private_and_frozen_tensors_are_shown_to_stay() -> None:
     inventory = Inventory(
         leaves=(TensorSpec("body.weight", (1000, 1000)),),

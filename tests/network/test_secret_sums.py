@@ -3,6 +3,7 @@ lie; the coordinator asks for too much. The sum is right, or there is none."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from consortium.coordinator.evidence import Evidence, Tally
 from consortium.core import facts as f
 from consortium.core import secagg_facts as m
 from consortium.core import site_facts as s
+from consortium.core.budget_facts import BudgetCharged
 from consortium.core.codec import decode
 from consortium.core.federation import evolve
 from consortium.core.ids import Seat
@@ -325,6 +327,46 @@ def test_coordinator_has_no_trace_of_a_single_update(
     small.coordinator.end()
     found = [_traces(small.data, seed) for seed in range(4)]
     assert all(not one for one in found) if is_masked else all(found)
+
+
+# ---- with noise under the masks -----------------------------------------------------
+
+NOISED = """
+[security]
+secure_aggregation = true
+phase = "{phase}"
+[privacy]
+unit = "site"
+epsilon = 50.0
+clip = 10.0
+[evaluation]
+enabled = false
+gate = false
+"""
+
+
+def test_sites_add_their_shares_of_the_noise_and_pay_for_it(
+    tmp_path: Path, made: list[Small]
+) -> None:
+    small, sites = secret(tmp_path, made, rounds=2, more=NOISED, names=FOUR)
+    begin(small, [site.agent for site in sites])
+    assert [site.agent.wait() for site in sites] == [0] * 4
+    small.coordinator.end()
+    facts = facts_of(small)
+    assert sum(isinstance(fact, m.AnswersClosed) for fact in facts) == 2
+    charged = [fact for fact in facts if isinstance(fact, BudgetCharged)]
+    assert [fact.round for fact in charged] == [1, 2]
+    assert verify_directory(small.data).findings == []
+    steps = models(small, facts)
+    for before, after in pairwise(steps):
+        off = np.array(after) - (np.array(before) + 0.5 * (1 - np.array(before)))
+        assert 1e-3 < abs(off).max() < 20.0, "there is noise, and it is not out of all bounds"
+    for site in sites:  # each has an account of its own, which was charged as well
+        left = site.command("--json", "budget", "show")
+        assert left.returncode == 0, left.stderr
+        (budget,) = json.loads(left.stdout)["data"]["budgets"]
+        assert budget["unit"] == "contribution"
+        assert all(0 < window["spent"] <= 50.0 for window in budget["windows"]), budget
 
 
 # ---- without masks ------------------------------------------------------------------

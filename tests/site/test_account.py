@@ -28,9 +28,10 @@ from consortium.errors import (
 )
 from consortium.plan import noise
 from consortium.plan.noise import resolved
+from consortium.plan.promises import ADJACENCY
 from consortium.plan.values import Plan
 from consortium.privacy.accountant import epsilon
-from consortium.site.account import FILE, FOLDER, OwnLedger, account_name, payer, purse_of
+from consortium.site.account import FILE, FOLDER, UNITS, OwnLedger, account_name, payer, purse_of
 from consortium.site.events import Kind
 from consortium.site.home import SiteHome
 from consortium.site.listener import Listener
@@ -573,3 +574,8 @@ def test_costs_of_the_plan_are_those_of_its_rounds() -> None:
     assert PLAN.budget is not None and PLAN.budget.costs == COSTS
     assert isinstance(COSTS[0], Cost) and epsilon(COSTS, 1e-5) == pytest.approx(1.0, rel=1e-4)
     assert len(payer(WHO)) == 64
+
+
+def test_every_unit_that_a_plan_can_promise_has_its_account() -> None:
+    """What a crash left reserved is looked for in all of them."""
+    assert set(UNITS) == set(ADJACENCY)
