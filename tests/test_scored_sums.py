@@ -159,7 +159,7 @@ def test_scores_are_those_of_the_open_study_one_round_later() -> None:
         assert one.samples == record.samples == sum(20 + number for number in range(10))
         assert one.means == pytest.approx(list(record.base_metrics.values()), abs=1e-4)
     first, second, last = masked.history.rounds
-    assert first.metrics == second.base_metrics and first.told == (first.metrics, 1)
+    assert first.metrics == second.base_metrics and first.told == (first.base_metrics, 0)
     assert second.metrics == last.base_metrics != {} and last.metrics == {}
     assert last.told == (last.base_metrics, 2), "the last model has no score"
     assert (final_metrics(masked), scored_version(masked)) == (last.base_metrics, 2)
