@@ -308,7 +308,7 @@ def test_a_run_folder_says_of_which_version_its_scores_are(tmp_path: Path) -> No
     assert (told["metrics_version"], told["model_version"]) == (2, 3)
     found = read_run(tmp_path / "run")
     assert [at for at, _ in found.curve("loss")] == [1, 2], "the model of the last round has none"
-    assert metrics_of([found]) == ["loss", "mae"]
+    assert metrics_of([found]) == ["loss", "mae"] and found.late_version("loss") == 2
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["published"] for line in lines] == [1, 2, 3]
 
