@@ -305,6 +305,7 @@ def test_explain_takes_what_people_paste() -> None:
         assert done.returncode == 0
         assert "DeadlineExpiredError" in done.stdout
     assert "E0112" in run("explain", "all").stdout
+    assert "What to do:" in run("explain", "E0114").stdout
     assert json.loads(run("--json", "explain", "E0302").stdout)["data"]["exit_code"] == 5
     done = run("explain", "E0303x")
     assert done.returncode == 2
