@@ -33,11 +33,13 @@ from consortium.cli.model import model_sheet, models_grid
 from consortium.cli.operator import Operator
 from consortium.cli.patients import examine
 from consortium.cli.round import round_sheet, table_lines
+from consortium.cli.rounds import RoundTable
 from consortium.cli.sheet import Grid, Sheet
-from consortium.cli.status import last_round, sites_grid, status_line, status_sheet
+from consortium.cli.status import last_round, late_scores, sites_grid, status_line, status_sheet
 from consortium.cli.told import Model, Site, Status, read_view
 from consortium.coordinator.telling import _event
 from consortium.core import facts as f
+from consortium.core.terms import Metric
 from consortium.crypto.authority import SERVER_DAYS, SITE_DAYS, Authority, request_certificate
 from consortium.crypto.recipes import SigningKey
 from consortium.drive.clock import SystemClock
@@ -292,19 +294,58 @@ def test_late_scores_say_of_which_version_they_are() -> None:
         {"fact": "BaseScored", "at_ms": NOW, "version": 2, "samples": 0},
     ]
     lines = shown(round_sheet(record, events))
-    assert "over 93 records  version 2  version 3  change" in lines
-    assert "loss                0.5000  not known" in lines
+    assert "scores of     version 2  version 3" in lines
+    assert "test records         93          –" in lines
+    assert "loss             0.5000          –" in lines
     assert lines[-2].endswith("the sum has the scores of version 2: 93 records")
     assert lines[-1].endswith("the sum has no score of version 2")
-    assert last_round(record) == "3: accepted, 4 counted, loss 0.5000 (of version 2)"
-    assert table_lines([record])[1].endswith("0.5000  accepted; scores of version 2")
-    record.metrics = {"loss": 0.25}
-    assert "loss                0.5000     0.2500  -0.2500" in shown(round_sheet(record, []))
-    assert last_round(record) == "3: accepted, 4 counted, loss 0.2500 (of version 3)"
-    assert table_lines([record])[1].endswith("0.2500  accepted; scores of version 3")
+    assert last_round(record) == "3: accepted, 4 counted"
+    assert late_scores(record) == [("scores", "of version 2: loss 0.5000")]
+    record.metrics, record.samples = {"loss": 0.25}, 1107
+    lines = shown(round_sheet(record, []))
+    assert "test records         93      1,107" in lines
+    assert "loss             0.5000     0.2500" in lines
+    assert late_scores(record) == [("scores", "of version 3: loss 0.2500")]
     record.base_metrics, record.metrics = {}, {}
     assert not any("records" in line for line in shown(round_sheet(record, [])))
-    assert last_round(record) == "3: accepted, 4 counted"
+    assert late_scores(record) == []
+
+
+def test_a_table_of_rounds_under_masks_has_each_score_once() -> None:
+    """Of the version that came out, where the next sum has told it; a table that is written while
+    rounds go on has it in the next line. Both name the version."""
+    records = [RoundRecord(n, n - 1, NOW, outcome="accepted", published=n) for n in (1, 2, 3)]
+    for record, loss in zip(records, (8.0, 4.0, 2.0), strict=True):
+        record.base_metrics, record.has_late_scores = {"loss": loss}, True
+    records[0].metrics, records[1].metrics = {"loss": 4.0}, {"loss": 2.0}
+    past = [line[34:] for line in table_lines(records)]
+    assert past == [
+        " scores of      loss  outcome",
+        " version 1    4.0000  accepted",
+        " version 2    2.0000  accepted",
+        "         –         –  accepted",
+    ]
+    live = RoundTable((Metric("loss", False),), is_late=True)
+    assert [live.row(record)[34:] for record in records] == [
+        " version 0    8.0000  accepted",
+        " version 1    4.0000  accepted",
+        " version 2    2.0000  accepted",
+    ]
+    kept = RoundRecord(4, 3, NOW, outcome="kept", metrics={"loss": 3.0})  # by a plan without masks
+    assert table_lines([*records, kept])[-1].endswith(" candidate    3.0000  kept")
+
+
+def test_a_masked_round_has_neither_evaluation_nor_gate() -> None:
+    events = [
+        {"fact": "KeysClosed", "at_ms": NOW, "seats": ["charite", "ukb"], "quorum": 2},
+        {"fact": "EvaluationClosed", "at_ms": NOW, "evaluations": 0},
+        {"fact": "Judged", "at_ms": NOW, "outcome": "accepted"},
+    ]
+    record = RoundRecord(3, 2, NOW, counted=4, outcome="accepted", published=3)
+    masked, plain = (shown(round_sheet(record, told)) for told in (events, events[1:]))
+    assert masked[-1].endswith("2 sites mask with each other, a sum takes 2: charite, ukb")
+    assert plain[-2].endswith("evaluation closed with 0 answers")
+    assert plain[-1].endswith("the gate says: accepted")
 
 
 def test_a_round_in_80_columns() -> None:

@@ -436,3 +436,33 @@ def test_without_matplotlib_the_hint_is_to_install_it(
 
 def test_nothing_to_compare_is_a_usage_error() -> None:
     assert call("compare").exit_code == 2
+
+
+# ---- under masks --------------------------------------------------------------------
+
+
+def test_a_masked_run_says_of_which_version_its_last_score_is(tmp_path: Path) -> None:
+    """While it goes on, a line of rounds.jsonl has no metrics: the next one's base has them."""
+    masks = (
+        "[federation]\nrounds = 3\nquorum = 3\n[selection]\ntarget = 4\n[strategy]\nclip = 1.0\n"
+        'weight = "uniform"\n[evaluation]\ngate = false\nbound = 50.0\n'
+        "[security]\nsecure_aggregation = true\n"
+    )
+    plan, written = parse_plan(masks), []
+    for seed in (1, 2):
+        folder = RunFolder(tmp_path / f"run-{seed}")
+        folder.begin(plan, seed)
+        options = Options(on_round=folder.add_round)
+        run = simulate(TASK, plan, sites(4), seed=seed, options=options)
+        written.append((folder.path / "rounds.jsonl").read_text())
+        folder.finish(run)
+    one, other = (tmp_path / f"run-{seed}" for seed in (1, 2))
+    whole = read_run(one).curve("loss")
+    assert call("compare", one).stdout.rstrip().endswith("last is of version 2")
+    (row,) = json.loads(call("--json", "compare", one, other).stdout)["data"]["runs"]
+    assert row["last_of_versions"] == [2]
+    (other / "summary.json").unlink()
+    (other / "rounds.jsonl").write_text(written[1].splitlines()[0] + "\n")
+    assert "measured `anything`" in call("compare", other).stderr
+    (one / "rounds.jsonl").write_text(written[0])
+    assert read_run(one).curve("loss") == whole and len(whole) == 2

@@ -197,7 +197,7 @@ def test_scores_are_those_of_the_open_study_one_round_later() -> None:
         assert one.samples == record.samples == sum(20 + number for number in range(10))
         assert one.means == pytest.approx(list(record.base_metrics.values()), abs=1e-4)
     first, second, last = masked.history.rounds
-    assert first.metrics == second.base_metrics and first.told == (first.metrics, 1)
+    assert first.metrics == second.base_metrics and first.told == (first.base_metrics, 0)
     assert second.metrics == last.base_metrics != {} and last.metrics == {}
     assert last.told == (last.base_metrics, 2), "the last model has no score"
     assert (final_metrics(masked), scored_version(masked)) == (last.base_metrics, 2)
@@ -346,7 +346,7 @@ def test_a_run_folder_says_of_which_version_its_scores_are(tmp_path: Path) -> No
     assert (told["metrics_version"], told["model_version"]) == (2, 3)
     found = read_run(tmp_path / "run")
     assert [at for at, _ in found.curve("loss")] == [1, 2], "the model of the last round has none"
-    assert metrics_of([found]) == ["loss", "mae"]
+    assert metrics_of([found]) == ["loss", "mae"] and found.late_version("loss") == 2
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["published"] for line in lines] == [1, 2, 3]
 

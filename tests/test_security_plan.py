@@ -127,7 +127,7 @@ REFUSED = [
     ),
     (
         f'{GOOD.replace(QUIET, SCORED)}[privacy]\nunit = "site"\nepsilon = 4.0\nclip = 2.0\n',
-        "one site can move them without bound",
+        "does not hide what one site adds to it",
         'test_records = "public"',
     ),
     (

@@ -377,3 +377,16 @@ def test_a_study_is_for_one_process_at_a_time(plan: Path) -> None:
 def test_what_is_done_of_a_study_can_be_read(plan: Path, whole: dict[str, Any]) -> None:
     runs = read_runs(plan.parent / "whole")
     assert [run.label for run in runs] == ["training.lr=0.02"] * 2 + ["training.lr=0.2"] * 2
+
+
+def test_a_masked_study_says_of_which_version_its_scores_are(plan: Path) -> None:
+    masks = ("security.secure_aggregation=true", "selection.target=4", "strategy.clip=5.0")
+    masks += ("strategy.weight=uniform", "evaluation.gate=false", "evaluation.bound=10.0")
+    settings = [part for one in masks for part in ("--set", one)]
+    asked = ("simulate", plan, "--rounds", 2, "--seeds", 2, *settings)
+    done = call(*asked, "--study", plan.parent / "masked")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert all(line.endswith("(of version 1)") for line in (*lines[1:3], lines[-1]))
+    again = json.loads(call("--json", *asked, "--study", plan.parent / "masked").stdout)["data"]
+    assert [one["metrics_version"] for one in again["runs"]] == [1, 1], "read back"

@@ -122,6 +122,16 @@ def test_what_is_never_taken_is_let_go(scene: Scene, code: str) -> None:
     assert scene.events[-1].code == code
 
 
+def test_what_is_not_needed_any_more_is_no_error(scene: Scene) -> None:
+    work = spooled(scene)
+    scene.small.routes[ROUTE] = lambda _: (409, {"code": "E0317", "detail": "no"})
+    Answers(scene.tools, lambda: None).give(work)
+    assert scene.state.stage is Stage.IDLE
+    told = scene.events[-1]
+    assert (told.kind, told.code, told.round) == ("not needed", "", 1)
+    assert told.text == "round 1: not needed any more: enough others answered"
+
+
 @pytest.mark.parametrize("refused", [("PATCH", ""), ROUTE], ids=["upload", "submission"])
 def test_update_that_had_arrived_is_heard_though_it_is_refused_now(
     scene: Scene, refused: tuple[str, str]

@@ -114,6 +114,29 @@ def test_a_failure_tells_its_code_and_nothing_else(machine: Machine) -> None:
     assert found.size_bytes == len(body) < 30
 
 
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_an_answer_that_was_not_needed_any_more_is_late(machine: Machine, is_heard: bool) -> None:
+    """Two thirds are enough for a secret sum: who is slower leaves the round."""
+    ground = (BASE, None, PLAN, TASK, 1_000_000)
+    machine.feed(p.Asked(d.JoinSum(1, Seat(1), *ground), 10))
+    _acknowledged(machine)
+    machine.feed(p.Asked(d.Share(1, Seat(1), MODEL, 1_000_000), 10))
+    _acknowledged(machine)
+    machine.feed(p.Asked(d.Train(1, Seat(1), *ground, is_urgent=False, sharing=MODEL), 10))
+    machine.feed(p.Trained(1, UPDATE, None, 700, 11))
+    machine.feed(p.Asked(d.Unmask(1, Seat(1), MODEL, 1_000_000), 12))
+    machine.feed(p.Spool(1, BASE, 80, 13))
+    work = machine.owed()
+    assert isinstance(work, p.SendAnswer)
+    machine.feed(p.Heard(work, 14) if is_heard else p.TurnedAway(work, 14))
+    *_, answer = entries(machine)
+    assert (answer.kind, answer.told, answer.is_late) == (Sort.ANSWER, is_heard, not is_heard)
+    assert as_json(answer)["is_late"] is not is_heard
+    lines = table(entries(machine))
+    assert f"  {'yes' if is_heard else 'late'} " in lines[2]
+    assert any("enough others answered" in line for line in lines) is not is_heard
+
+
 PRIVATE = {
     "unit": "record",
     "noise_multiplier": 2.0,

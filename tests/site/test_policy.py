@@ -118,6 +118,26 @@ def test_what_keeps_to_the_policy_passes(policy: Policy, plan: Plan) -> None:
     policy.check(plan, LAYOUT, METRICS)
 
 
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        (Policy(may_leave=("weight", "update")), "--set may_leave=update,weight,scores"),
+        (Policy(may_leave=("scores", "weight")), "--set may_leave=update,weight,scores"),
+        (Policy(min_sites=9, may_leave=("update", "weight")), "--set may_leave="),
+        (Policy(min_sites=9), "consortium site policy    # shows"),
+    ],
+)
+def test_the_remedy_for_a_missing_word_is_the_command_that_allows_it(
+    policy: Policy, hint: str
+) -> None:
+    plan = _plan()
+    with pytest.raises(PolicyError) as caught:
+        policy.check(plan, LAYOUT, METRICS)
+    assert hint in caught.value.hint
+    objections = policy.objections(plan, LAYOUT, METRICS)
+    assert hint in policy.remedy(objections, plan, LAYOUT, METRICS)
+
+
 def test_scores_inside_a_masked_update_count_as_its_bytes() -> None:
     """One number a metric, and how many test records."""
     quiet = SCORED.model_copy(

@@ -273,7 +273,8 @@ def test_scores_that_are_masked_with_the_update_are_on_the_screen(parts: Parts) 
     assert "LEAVES  every round, masked with the update: how many test records" in text
     assert f"metrics that are summed: {', '.join(metrics)}" in text
     assert f"LEAVES  at most {update:,} bytes of update a round" in text, "no scores besides"
-    assert "on their test records: loss, masked with their updates" in text
+    assert "members try the model that a round begins from on their test records" in text
+    assert "every new model" not in text and "loss, masked" not in text
     refusing = review_text(study, policy=Policy(may_leave=("update", "weight")))
     assert "POLICY  refuses: the plan asks for scores, which may not leave this site" in refusing
 

@@ -10,6 +10,7 @@ import typer
 
 from consortium.cli.report import command, data, envelope, say
 from consortium.cli.sweep import remarks
+from consortium.cli.words import of_versions
 from consortium.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,11 +133,14 @@ def _row(group: RunGroup, metric: str, *, has_groups: bool) -> tuple[dict[str, o
         f"{runs[0].strategy[:24]:<24} {rounds:>6} {value}{spread} {_number(lowest, 11)}  "
         f"{_trend([one.mean for _, one in group.curve(metric)])}"
     )
+    late = group.late_versions(metric)
+    line += f"  last is {of_versions(late)}" if late else ""
     row: dict[str, object] = {
         "run": group.name,
         "strategy": runs[0].strategy,
         "rounds": rounds,
         "last": last.mean if last else None,
+        **({"last_of_versions": late} if late else {}),
     }
     if len(runs) == 1:
         site = worst[0][0] if worst else None

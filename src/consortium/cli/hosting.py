@@ -180,7 +180,9 @@ class _Told:
     def _table(self) -> RoundTable:
         with self.teller.desk.lock:
             terms = self.teller.desk.state.terms
-        return RoundTable(terms.metrics if terms is not None else ())
+        if terms is None:
+            return RoundTable(())
+        return RoundTable(terms.metrics, is_late=terms.has_scored_sums)
 
     def error(self) -> ConsortiumError | None:
         """Why a finished federation did not end well; None when it did."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Rounds: their history, and one of them.", no_args_is_help=True)
 
 _PATIENCE_S, _EVERY_S = 15.0, 0.1
+# Every round passes these. Under masks nobody is asked, and nothing is judged.
+_WITHOUT_MASKS = frozenset({"EvaluationClosed", "Judged"})
 
 Number = Annotated[int, typer.Argument(metavar="N", min=1, help="The round's number.")]
 
@@ -156,19 +158,25 @@ def _without_events(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def table_lines(records: list[RoundRecord]) -> list[str]:
-    """The table that a simulation shows, for rounds that were."""
+    """The table that a simulation shows, for rounds that were: each with the scores of the model
+    that came out of it, where they are known."""
     from consortium.cli.rounds import RoundTable
     from consortium.core.terms import Metric
 
     names = dict.fromkeys(name for record in records for name in record.told[0])
-    table = RoundTable(tuple(Metric(name, True) for name in names))
+    metrics = tuple(Metric(name, True) for name in names)
+    is_late = any(record.has_late_scores for record in records)
+    table = RoundTable(metrics, is_late=is_late, is_past=True)
     return [table.header(), *map(table.row, records)]
 
 
 def round_sheet(record: RoundRecord, events: list[dict[str, Any]]) -> Sheet:
     """One round on one screen: its events by the time since it was opened."""
     rows = []
+    is_masked = any(event["fact"] == "KeysClosed" for event in events)
     for event in events:
+        if is_masked and event["fact"] in _WITHOUT_MASKS:
+            continue
         text = happening(event, opened_ms=record.opened_ms)
         if text is not None:
             after = f"+{words.span(event['at_ms'] - record.opened_ms)}"
@@ -223,13 +231,13 @@ def _metrics(record: RoundRecord) -> Grid:
 
 def _late_metrics(record: RoundRecord) -> Grid:
     """The scores of the version that the round began from, which are inside its sum; and of the
-    one that came out, once the next sum has told them."""
-    rows = []
+    one that came out, once the next sum has told them. Its members may be others, and so their
+    test records: so nothing is said of the change."""
+    after = f"{record.samples:,}" if record.metrics else "–"
+    rows = [("test records", f"{record.base_samples:,}", after)]
     for name, base in record.base_metrics.items():
         value = record.metrics.get(name)
-        told = "not known" if value is None else words.number(value)
-        change = "" if value is None else f"{value - base:+.4f}"
-        rows.append((name, words.number(base), told, change))
+        rows.append((name, words.number(base), "–" if value is None else words.number(value)))
     came = "–" if record.published is None else f"version {record.published}"
-    header = (f"over {record.base_samples} records", f"version {record.version}", came, "change")
+    header = ("scores of", f"version {record.version}", came)
     return Grid(header, rows, frozenset(header[1:]))

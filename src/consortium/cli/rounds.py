@@ -12,22 +12,28 @@ _MOST_SHOWN = 3
 
 
 class RoundTable:
-    """One line a round."""
+    """One line a round. Scores that come inside sums are late, so a column says which version they
+    are of: while rounds go on, the one that the round began from, of which its sum tells; in a
+    table of rounds that were, the one that came out of it."""
 
-    def __init__(self, metrics: tuple[Metric, ...]) -> None:
+    def __init__(
+        self, metrics: tuple[Metric, ...], *, is_late: bool = False, is_past: bool = False
+    ) -> None:
         self._metrics = [metric.name for metric in metrics]
+        self._is_late, self._is_past = is_late and bool(metrics), is_past
 
     def header(self) -> str:
-        columns = [f"{name:>10}" for name in self._metrics]
+        columns = [f"{name:>10}" for name in [*(["scores of"] * self._is_late), *self._metrics]]
         return "".join(["round  invited  counted  dropped  ", *columns, "  outcome"])
 
     def row(self, record: RoundRecord) -> str:
-        metrics, version = record.told
+        metrics, version = (record.metrics, record.published) if self._is_past else record.told
         values = [self._value(metrics, name) for name in self._metrics]
+        if self._is_late:
+            values.insert(0, f"{_owner(version) if metrics else '–':>10}")
         invited = f"{record.invited}{f'+{record.backups}' if record.backups else ''}"
         outcome = f"{record.outcome}{f' ({record.reason})' if record.reason else ''}"
-        notes = f"; scores of version {version}" if metrics and version is not None else ""
-        notes += "; deadline extended" if record.extensions else ""
+        notes = "; deadline extended" if record.extensions else ""
         shown = [f"{site} ({why})" for site, why in record.lost[:_MOST_SHOWN]]
         if len(record.lost) > _MOST_SHOWN:
             shown.append(f"and {len(record.lost) - _MOST_SHOWN} more")
@@ -43,6 +49,10 @@ class RoundTable:
             return f"{'–':>10}"
         value = metrics[name]
         return f"{value:>10.4f}" if abs(value) < 1e4 else f"{value:>10.3g}"
+
+
+def _owner(version: int | None) -> str:
+    return "candidate" if version is None else f"version {version}"
 
 
 class Progress:

@@ -276,7 +276,7 @@ def watch(
     from consortium.drive.simulate import Options
     from consortium.drive.simulate import simulate as simulate_here
 
-    table = RoundTable(task.metrics)
+    table = RoundTable(task.metrics, is_late=plan.has_scored_sums)
     data(table.header())
     with Progress(plan.federation.rounds) as progress:
 

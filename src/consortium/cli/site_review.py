@@ -80,7 +80,8 @@ def approve(
     with site_of(home) as (found, machine):
         study = demand_study(found)
         if not show_review(found, study):
-            raise PolicyError("the site's policy refuses this study", hint="consortium site policy")
+            hint = remedy_of(found, study)
+            raise PolicyError("the site's policy refuses this study", hint=hint)
         approve_with(machine, study, task or _asked(study))
         task, plan = study.task_hash.hex(), study.plan_digest.hex()
         envelope("site approve", {"task": task, "plan": plan})
@@ -119,6 +120,14 @@ def show_review(home: SiteHome, study: ReviewedStudy) -> bool:
         for part in _fitted(line):
             data(part)
     return not policy.objections(study.plan, study.layout, study.reported)
+
+
+def remedy_of(home: SiteHome, study: ReviewedStudy) -> str:
+    """The command that helps, where the site's policy refuses a study."""
+    from consortium.site.policy import read_policy
+
+    policy, about = read_policy(home.policy_file), (study.plan, study.layout, study.reported)
+    return policy.remedy(policy.objections(*about), *about)
 
 
 @contextmanager

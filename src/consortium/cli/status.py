@@ -167,6 +167,7 @@ def status_sheet(told: Status, budget: Budget | None = None) -> Sheet:
     pairs.append(("model", _model(told)))
     if told.last is not None and told.last.outcome:
         pairs.append(("last round", last_round(told.last)))
+        pairs += late_scores(told.last)
     if budget is not None and budget.account is not None:
         pairs.append(("budget", in_one_line(budget, told.now_ms)))
     pairs.append(("sites", f"{told.sites} enrolled"))
@@ -221,12 +222,21 @@ def _model(told: Status) -> str:
 def last_round(record: RoundRecord) -> str:
     """A round that has ended, in a line."""
     why = f" ({words.plain(record.reason)})" if record.reason else ""
-    told, version = record.told
-    metrics = [f"{name} {words.number(value)}" for name, value in told.items()]
-    if metrics and version is not None:
-        metrics[-1] += f" (of version {version})"
+    metrics = [] if record.has_late_scores else _values(record.metrics)
     parts = [f"{record.number}: {record.outcome}{why}", f"{record.counted} counted", *metrics]
     return ", ".join(parts)
+
+
+def late_scores(record: RoundRecord) -> list[tuple[str, str]]:
+    """Where scores come inside sums: the newest, and which version they are of."""
+    if not record.has_late_scores:
+        return []
+    metrics, version = (record.metrics, record.published) if record.metrics else record.told
+    return [("scores", f"of version {version}: {', '.join(_values(metrics))}")] if metrics else []
+
+
+def _values(metrics: dict[str, float]) -> list[str]:
+    return [f"{name} {words.number(value)}" for name, value in metrics.items()]
 
 
 def is_private(told: Status) -> bool:

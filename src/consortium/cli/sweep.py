@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from consortium.cli import words
 from consortium.cli.choices import Choices
 from consortium.cli.noise_told import warn_of_studies
 from consortium.cli.report import Voice, at_once, data, envelope, say
@@ -170,9 +171,10 @@ class _Runner:
         value = done.metrics.get(self._metric)
         told = f"{'–':>10}" if value is None else f"{value:>10.4f}"
         place = f"{number:>{self._width}}/{len(self._folder.runs)}"
-        return (
-            f"{place}  {run.seed:>4}  {done.rounds:>6} {told} {took}  {self._label(run)}".rstrip()
-        )
+        line = f"{place}  {run.seed:>4}  {done.rounds:>6} {told} {took}  {self._label(run)}"
+        is_late = value is not None and done.metrics_version is not None
+        late = f"  ({words.of_versions([done.metrics_version or 0])})" if is_late else ""
+        return f"{line}{late}".rstrip()
 
     def _label(self, run: PlannedRun) -> str:
         return self._labels[run.setting]
@@ -213,7 +215,8 @@ def _row(one: SettingResult, has_sizes: bool) -> str:
         size = "–" if one.bytes_per_update is None else f"{one.bytes_per_update:,}"
         told += f" {size:>11}"
     lost = f"  ({_count(one.unmeasured, 'run')} measured nothing)" if one.unmeasured else ""
-    return f"{told}  {label_of(one.settings) or '(the plan)'}{lost}"
+    late = f"  ({words.of_versions(one.late_versions)})" if one.late_versions else ""
+    return f"{told}  {label_of(one.settings) or '(the plan)'}{late}{lost}"
 
 
 def remarks(counts: Sequence[int]) -> list[str]:
@@ -262,6 +265,7 @@ def _told(folder: StudyFolder, metric: Metric, found: Sequence[SettingResult]) -
                 "seed": run.seed,
                 "model": run.done.model if run.done else None,
                 "metrics": run.done.metrics if run.done else {},
+                "metrics_version": run.done.metrics_version if run.done else None,
             }
             for run in folder.runs
         ],

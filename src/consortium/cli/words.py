@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -80,6 +81,14 @@ def short(digest: str) -> str:
 def number(value: float) -> str:
     """A metric's value in ten columns or less."""
     return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+def of_versions(versions: Iterable[int]) -> str:
+    """Which versions scores are of: `of version 5`, `of versions 4 to 5`; empty for none."""
+    known = sorted(set(versions))
+    if len(known) < 2:
+        return f"of version {known[0]}" if known else ""
+    return f"of versions {known[0]} to {known[-1]}"
 
 
 def plain(name: str) -> str:

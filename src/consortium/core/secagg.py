@@ -30,6 +30,7 @@ from consortium.errors import (
     AlreadySubmittedError,
     DeadlineExpiredError,
     InvalidInputError,
+    NotNeededError,
     UnauthorizedClientError,
 )
 
@@ -147,6 +148,7 @@ def give_consent(state: Federation, terms: Terms, item: i.GiveConsent) -> Facts:
         raise AlreadySubmittedError("this site has signed who is in the sum")
     if asked.step is Step.UNMASKING:
         return ()  # enough have signed: nobody waits for it any more, but its site is to answer
+    _check_needed(asked, has_enough=bool(asked.agreed))
     _check_open(asked, Step.AGREEING, item.seat in asked.members)
     received = m.ConsentReceived(item.round, item.seat, item.signature, item.now_ms)
     seats = {*asked.consents, item.seat}
@@ -175,12 +177,19 @@ def give_answer(state: Federation, terms: Terms, item: i.GiveAnswer) -> Facts:
         if held == item.answer:
             return ()
         raise AlreadySubmittedError("this site has answered for the others")
+    _check_needed(asked, has_enough=bool(asked.lifters))
     _check_open(asked, Step.UNMASKING, item.seat in asked.members)
     received = m.AnswerReceived(item.round, item.seat, item.answer, item.envelope, item.now_ms)
     seats = {*asked.answers, item.seat}
     if len(seats) < answers_needed(asked):
         return (received,)
     return (received, m.AnswersClosed(asked.number, tuple(sorted(seats)), item.now_ms))
+
+
+def _check_needed(asked: Round, *, has_enough: bool) -> None:
+    """Two thirds are enough, so the slowest of a round that goes well come too late."""
+    if has_enough:
+        raise NotNeededError(f"round {asked.number} has the answers of enough others")
 
 
 def _check_open(asked: Round, step: Step, is_asked: bool) -> None:

@@ -45,11 +45,11 @@ class RoundRecord:
 
     @property
     def told(self) -> tuple[dict[str, float], int | None]:
-        """What is known of the round's model, and, where scores come late, which version they are
-        of: the one that came out, or else the one that the round began from."""
-        if not self.has_late_scores:
-            return self.metrics, None
-        return (self.metrics, self.published) if self.metrics else (self.base_metrics, self.version)
+        """What the round itself tells, and of which version: of the one that came out, or, where
+        scores come inside sums, of the one that it began from. None is a candidate's."""
+        if self.has_late_scores:
+            return self.base_metrics, self.version
+        return self.metrics, self.published
 
 
 class History:

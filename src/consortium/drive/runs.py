@@ -28,12 +28,31 @@ class PastRun:
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(round, value at the model that came out of it), where it was measured."""
-        points = []
+        return [(at, told[metric]) for at, _, told in self.measured() if metric in told]
+
+    def late_version(self, metric: str) -> int | None:
+        """Where scores come one round late: the version that the last value is of."""
+        late = [version for _, version, told in self.measured() if metric in told]
+        return late[-1] if late and self.plan.has_scored_sums else None
+
+    def measured(self) -> list[tuple[int, int | None, dict[str, float]]]:
+        """(round, the version that came out of it, its metrics). While a run goes on, a late
+        score is told by the next round alone."""
+        late = {
+            record["version"]: record["base_metrics"]
+            for record in self.rounds
+            if record.get("has_late_scores")
+        }
+        found = []
         for record in self.rounds:
-            told = record["metrics"] if record["outcome"] == "accepted" else record["base_metrics"]
-            if metric in told:
-                points.append((record["number"], told[metric]))
-        return points
+            if record["outcome"] == "accepted":
+                version = record.get("published")
+                found.append(
+                    (record["number"], version, record["metrics"] or late.get(version, {}))
+                )
+            else:
+                found.append((record["number"], record.get("version"), record["base_metrics"]))
+        return found
 
     @property
     def kind(self) -> str | None:
@@ -70,6 +89,11 @@ class RunGroup:
         curves = [run.curve(metric) for run in self.runs]
         values = [curve[-1][1] for curve in curves if curve]
         return interval(values) if values else None
+
+    def late_versions(self, metric: str) -> list[int]:
+        """Where scores come one round late: which versions the last values are of."""
+        told = {run.late_version(metric) for run in self.runs}
+        return sorted(version for version in told if version is not None)
 
     def curve(self, metric: str) -> list[tuple[int, Interval]]:
         """(round, mean and interval over the runs), from where all of them were measured. A
@@ -167,6 +191,6 @@ def _round(line: str) -> dict[str, Any]:
 
 def metrics_of(runs: list[PastRun]) -> list[str]:
     """The metrics that every one of these runs measured, in the order of the first."""
-    measured = [[name for record in run.rounds for name in record["metrics"]] for run in runs]
+    measured = [[name for _, _, told in run.measured() for name in told] for run in runs]
     common = set(measured[0]).intersection(*measured)
     return [name for name in dict.fromkeys(measured[0]) if name in common]

@@ -23,7 +23,7 @@ from typing import IO, Any
 from consortium.drive.directory import locked
 from consortium.drive.interval import Interval, interval
 from consortium.drive.population import digest_of_sites
-from consortium.drive.run_folder import bytes_per_update, final_metrics
+from consortium.drive.run_folder import bytes_per_update, final_metrics, scored_version
 from consortium.drive.simulate import Run
 from consortium.drive.study import Study
 from consortium.errors import PlanFileError, WrongPhaseError
@@ -55,13 +55,14 @@ class DoneRun:
     finished: str
     metrics: dict[str, float]
     bytes_per_update: int | None = None
+    metrics_version: int | None = None  # of which they are, where scores come one round late
 
     @classmethod
     def of(cls, run: Run) -> DoneRun:
         rounds = run.history.rounds
         failed = sum(record.outcome == "failed" for record in rounds)
         told = len(rounds), failed, run.history.finished, final_metrics(run)
-        return cls(run.model_digest.hex(), *told, bytes_per_update(rounds))
+        return cls(run.model_digest.hex(), *told, bytes_per_update(rounds), scored_version(run))
 
 
 @dataclass(slots=True)
@@ -277,7 +278,9 @@ def _done(told: dict[str, Any]) -> DoneRun:
     rounds = int(told["rounds"]), int(told["failed_rounds"])
     size = told.get("bytes_per_update")
     size = None if size is None else int(size)
-    return DoneRun(str(told["model"]), *rounds, str(told["finished"]), metrics, size)
+    late = told.get("metrics_version")
+    late = None if late is None else int(late)
+    return DoneRun(str(told["model"]), *rounds, str(told["finished"]), metrics, size, late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +292,7 @@ class SettingResult:
     unmeasured: int  # runs that are done and measured nothing
     interval: Interval | None
     bytes_per_update: int | None  # of the first run that knows
+    late_versions: tuple[int, ...] = ()  # that the values are of, where scores come one round late
 
 
 def results(
@@ -306,7 +310,9 @@ def results(
         known = interval(list(measured.values())) if measured else None
         sizes = (told.bytes_per_update for told in done.values() if told.bytes_per_update)
         lost = len(done) - len(measured)
-        found.append(SettingResult(values, measured, lost, known, next(sizes, None)))
+        late = {done[seed].metrics_version for seed in measured}
+        versions = tuple(sorted(version for version in late if version is not None))
+        found.append(SettingResult(values, measured, lost, known, next(sizes, None), versions))
 
     def rank(one: SettingResult) -> tuple[bool, float]:
         mean = 0.0 if one.interval is None else one.interval.mean

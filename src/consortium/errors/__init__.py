@@ -14,7 +14,7 @@
     │       ├── LabelError  NotANumberError  MissingValuesError  SchemaError
     │       └── TooFewRecordsError  QualityError  DownloadError  ChecksumError
     ├── Refusal                    the protocol says no; the state is untouched
-    │   ├── UnauthorizedClientError  DeadlineExpiredError  WrongRoundError
+    │   ├── UnauthorizedClientError  DeadlineExpiredError (NotNeededError)  WrongRoundError
     │   ├── AlreadySubmittedError  WrongPhaseError  InsufficientParticipantsError
     │   ├── RoundOpenError  NoModelError  UnknownVersionError  FederationOverError
     │   ├── InvalidInputError  NotApprovedError  OnHoldError  PolicyError
@@ -64,6 +64,7 @@ from consortium.errors.refusal import (
     IsolationError,
     NoModelError,
     NotApprovedError,
+    NotNeededError,
     OnHoldError,
     PolicyError,
     PrivacyBudgetExceededError,
@@ -175,6 +176,7 @@ __all__ = [
     "NotANumberError",
     "NotApprovedError",
     "NotEnrolledError",
+    "NotNeededError",
     "NoteError",
     "OnHoldError",
     "PlanError",

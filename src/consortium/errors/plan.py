@@ -41,6 +41,9 @@ class ImpossiblePlanError(PlanError):
     """Every key is fine alone, but together they cannot be kept."""
 
     code = "E0114"
+    advice = (
+        "the message names the keys, and its hint what to write; docs/reference/plan.md has all"
+    )
 
 
 class UnsupportedPlanError(PlanError):

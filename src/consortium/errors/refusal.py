@@ -30,6 +30,13 @@ class DeadlineExpiredError(Refusal):
     advice = "take part in the next round, or ask the lead for a longer round duration"
 
 
+class NotNeededError(DeadlineExpiredError):
+    """Enough others have answered for this secret sum: this answer is not needed any more."""
+
+    code = "E0317"
+    advice = "nothing: the sum is as good without it"
+
+
 class WrongRoundError(Refusal):
     """The message speaks of a round that is not the present one."""
 

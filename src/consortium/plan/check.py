@@ -84,6 +84,12 @@ def _times(plan: Plan) -> list[Problem]:
     return found
 
 
+def _cap_remedy(plan: Plan) -> str:
+    """Noise of the sites themselves takes uniform weights: there a cap can only go."""
+    is_uniform = plan.privacy.hides in ("record", "local")
+    return "leave weight_cap out" if is_uniform else 'weight = "capped", or leave weight_cap out'
+
+
 def _choices(plan: Plan) -> list[Problem]:
     found = []
     strategy, selection, federation = plan.strategy, plan.selection, plan.federation
@@ -100,7 +106,7 @@ def _choices(plan: Plan) -> list[Problem]:
             Problem(
                 ("strategy", "weight_cap"),
                 f'weight_cap has no effect with weight = "{strategy.weighing().by.value}"',
-                'weight = "capped"',
+                _cap_remedy(plan),
             )
         )
     if selection.strategy == "diverse" and not selection.spread:

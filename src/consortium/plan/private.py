@@ -146,7 +146,7 @@ def _scores(plan: Plan) -> list[Problem]:
         return [
             _problem(
                 "enabled",
-                "scores would leave as they are, and one site can move them without bound",
+                _bare_scores(plan),
                 'enabled = false, or test_records = "public" in [privacy]',
                 "evaluation",
             )
@@ -165,6 +165,16 @@ def _scores(plan: Plan) -> list[Problem]:
             )
         ]
     return []
+
+
+def _bare_scores(plan: Plan) -> str:
+    """Masks hide a site's own scores, but no noise comes on their sum."""
+    if plan.is_masked:
+        return (
+            "the sum of all sites' scores would be seen as it is: the noise is on updates alone, "
+            "and does not hide what one site adds to it"
+        )
+    return "scores would leave as they are, and one site can move them without bound"
 
 
 def _central(plan: Plan) -> list[Problem]:
@@ -187,7 +197,8 @@ def _at_sites(plan: Plan) -> list[Problem]:
     strategy, found = plan.strategy, []
     if strategy.weighing().by is not Weighting.UNIFORM:
         message = "a weight tells how many records a site has"
-        found.append(_problem("weight", message, 'weight = "uniform"', "strategy"))
+        remedy = 'weight = "uniform"' + (", no weight_cap" if strategy.weight_cap else "")
+        found.append(_problem("weight", message, remedy, "strategy"))
     if plan.asynchronous.buffer:
         message = "who trains without a barrier spends at other times than rounds are paid for"
         found.append(_problem("buffer", message, 'unit = "site" in [privacy]', "asynchronous"))

@@ -44,7 +44,7 @@ from consortium.store.files import sync_folder
 from consortium.store.sqlite import SqliteLog
 
 FOLDER, FILE = "ledger", "ledger.sqlite"
-UNITS = ("record", "site", "local", "contribution")  # each with an account of its own: they never mix
+UNITS = ("record", "site", "local", "contribution")  # each has its own account: they never mix
 
 Made = TypeVar("Made")
 

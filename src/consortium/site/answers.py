@@ -17,6 +17,7 @@ from consortium.errors import (
     ConsortiumError,
     CorruptStoreError,
     MissingBlobError,
+    NotNeededError,
     OnHoldError,
     ProofError,
     Refusal,
@@ -44,6 +45,14 @@ from consortium.wire.messages import (
 _InSecret = p.SendKeys | p.SendShares | p.SendConsent | p.SendAnswer
 Given = p.SendUpdate | p.SendScore | p.TellFailure | _InSecret
 _FINAL = (Refusal, UpdateError, TooLargeError)  # what the coordinator will never take
+
+
+def _turned_away(error: ConsortiumError, number: int) -> Event:
+    """That others were quicker is nobody's fault, and no error."""
+    if isinstance(error, NotNeededError):
+        text = f"round {number}: not needed any more: enough others answered"
+        return Event(Kind.NOT_NEEDED, text, number)
+    return Event.of(Kind.TURNED_AWAY, error, round=number)
 
 
 class Answers:
@@ -98,7 +107,7 @@ class Answers:
             self._broke(work.round, error)
         elif tools.machine.feed(p.TurnedAway(work, now_ms)):
             tools.secrets.forget()  # of no use: the round goes on, or is over, without this site
-            tools.tell(Event.of(Kind.TURNED_AWAY, error, round=tools.machine.state.round))
+            tools.tell(_turned_away(error, tools.machine.state.round))
 
     def _broke(self, number: int, error: ConsortiumError) -> None:
         tools = self._tools

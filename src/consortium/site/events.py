@@ -23,6 +23,7 @@ class Kind(StrEnum):
     SCORED = "scored"
     FAILED = "failed"
     TURNED_AWAY = "turned away"
+    NOT_NEEDED = "not needed"  # enough others have answered for a secret sum
     SETTLED = "settled"
     MODEL = "model"
     RENEWED = "renewed"

@@ -34,6 +34,9 @@ class Sort(Enum):
     ANSWER = "answer"
 
 
+_OF_TWO_THIRDS = (Sort.CONSENT, Sort.ANSWER)  # others' are enough: see docs/adr/0051
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """One thing that was made to leave. From `at_ms` on it may have left, whether the
@@ -46,6 +49,7 @@ class OutboxEntry:
     size_bytes: int
     at_ms: int
     told: bool = False  # the coordinator has acknowledged it
+    is_late: bool = False  # for a secret sum, and the coordinator did not wait for it any more
     # ε of the round, at δ; None: no mechanism covers it. One reservation pays for an update and the
     # scores of its round: it stands with the update, and noised scores cost nothing beside it.
     cost: float | None = None
@@ -68,6 +72,9 @@ def entries(machine: Machine) -> list[OutboxEntry]:
         if ended in newest:
             at = newest[ended]
             found[at] = replace(found[at], told=True)
+        at = newest.get((step, fact.round), -1) if isinstance(fact, s.RoundLeft) else -1
+        if at >= 0 and step in _OF_TWO_THIRDS:
+            found[at] = replace(found[at], is_late=not found[at].told)
     return found
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -183,7 +183,22 @@ class Policy(BaseModel):
     def check(self, plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()) -> None:
         """Raise the first objection, if there is one."""
         for objection in self.objections(plan, layout, metrics):
-            raise PolicyError(objection, hint="consortium site policy    # shows what is allowed")
+            raise PolicyError(objection, hint=self.remedy([objection], plan, layout, metrics))
+
+    def remedy(
+        self, objections: list[str], plan: Plan, layout: Layout, metrics: tuple[Metric, ...] = ()
+    ) -> str:
+        """The command that allows what was objected to, where words are missing in `may_leave`;
+        else the one that shows the policy."""
+        missing = []
+        for word in get_args(Leaving):
+            wider = self.model_copy(update={"may_leave": (*self.may_leave, word)})
+            if not set(objections) <= set(wider.objections(plan, layout, metrics)):
+                missing.append(word)
+        if not missing:
+            return "consortium site policy    # shows what is allowed"
+        words = [word for word in get_args(Leaving) if word in (*self.may_leave, *missing)]
+        return f"consortium site policy --set may_leave={','.join(words)}"
 
     def _leaving(self, plan: Plan, size_bytes: int) -> list[str]:
         found, strategy = [], plan.strategy

@@ -186,9 +186,13 @@ def rules_in_words(plan: Plan) -> list[str]:
     if plan.personal.name != "none" or plan.personal.layers:
         layers = ", ".join(plan.personal.layers) or "what the task marks"
         lines.append(f"personal: {plan.personal.name}; stays here: {layers}")
-    if plan.evaluation.enabled:
+    if plan.has_scored_sums:
+        lines.append(
+            "members try the model that a round begins from on their test records; all metrics "
+            "that the task reports are masked with their updates"
+        )
+    elif plan.evaluation.enabled:
         how = ", told with noise" if plan.has_noised_scores else ""
-        how = ", masked with their updates" if plan.has_scored_sums else how
         metric = plan.evaluation.metric
         lines.append(f"members try every new model on their test records: {metric}{how}")
     return lines
