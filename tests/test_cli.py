@@ -44,9 +44,8 @@ def test_late_scores_say_of_which_version_they_are(study: Path, tmp_path: Path) 
     def simulate(**more: str) -> subprocess.CompletedProcess[str]:
         told = masks | {f"evaluation.{key}": value for key, value in more.items()}
         settings = [part for pair in told.items() for part in ("--set", "=".join(pair))]
-        return run(
-            "simulate", "consortium.toml", "--rounds", "2", "--seed", "1", *settings, cwd=study
-        )
+        asked = ("--rounds", "2", "--seed", "1", "--runs", str(tmp_path))
+        return run("simulate", "consortium.toml", *asked, *settings, cwd=study)
 
     done = simulate()
     assert done.returncode == 3 and "error[E0114]" in done.stderr and "gate = false" in done.stderr
