@@ -75,7 +75,9 @@ Combine = Callable[[Vector, Sequence[tuple[Vector, float]]], Vector]
 MakeHands = Callable[[Blobs, Clock], Hands]
 
 _TAIL = 30  # events that go on after a federation has finished: late ones among them
-_PATIENCE = 4000  # events within which everything must settle once the faults have stopped
+# Events within which everything must settle once the faults have stopped. A deadline that was moved
+# while a clock was a day ahead is waited for, and sites ask all the time.
+_PATIENCE = 8000
 _RECORDED = 40
 _BUFFERED = 0.3  # of the seeds
 
