@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -56,6 +56,14 @@ class Layout:
     """
 
     specs: tuple[TensorSpec, ...]
+    # They follow from the specs; what is asked many times a round is found out once.
+    size: int = field(init=False, compare=False, repr=False)  # numbers in the flat vector
+    dtype: np.dtype[Any] = field(init=False, compare=False, repr=False)  # of the flat vector
+
+    def __post_init__(self) -> None:
+        has_double = any(spec.dtype == "F64" for spec in self.specs)
+        object.__setattr__(self, "size", sum(spec.size for spec in self.specs))
+        object.__setattr__(self, "dtype", np.dtype(np.float64 if has_double else np.float32))
 
     @classmethod
     def of(cls, tensors: Tensors) -> Layout:
@@ -74,17 +82,6 @@ class Layout:
                 )
             specs.append(TensorSpec(name, array.shape, CODES[array.dtype]))
         return cls(tuple(specs))
-
-    @property
-    def size(self) -> int:
-        """Numbers in the flat vector."""
-        return sum(spec.size for spec in self.specs)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the flat vector: float64 if any tensor is, else float32."""
-        has_double = any(spec.dtype == "F64" for spec in self.specs)
-        return np.dtype(np.float64 if has_double else np.float32)
 
     def canonical(self) -> bytes:
         """The layout as text: one line a tensor. As a blob it has the layout's digest."""

@@ -266,26 +266,25 @@ def _put_seats(out: bytearray, seats: tuple[int, ...]) -> None:
     """Runs of consecutive seats: how many, then (gap since the last run, length) each."""
     if type(seats) is not tuple or len(seats) > MAX_ITEMS:
         raise CodecError(f"not a tuple, or too long: {type(seats).__name__}")
-    runs: list[list[int]] = []
-    end = 1
+    numbers: list[int] = []
+    last = 0
     for seat in seats:
-        if type(seat) is not int or seat < end:
+        if type(seat) is not int or seat <= last:
             raise CodecError("seats are not strictly ascending positive integers")
-        if runs and seat == end:
-            runs[-1][1] = seat + 1
+        if seat - last == 1 and numbers:
+            numbers[-1] += 1
         else:
-            runs.append([seat, seat + 1])
-        end = seat + 1
-    _put_uint(out, len(runs))
-    end = 0
-    for start, stop in runs:
-        gap, length = start - end, stop - start
-        if gap < 0x80 and length < 0x80:  # nearly all: at once, because a cohort has many
-            out += bytes((gap, length))
+            numbers.append(seat - last - 1)
+            numbers.append(1)
+        last = seat
+    if numbers:
+        numbers[0] += 1  # the first gap counts from zero, the others from the seat behind a run
+    _put_uint(out, len(numbers) // 2)
+    for number in numbers:
+        if number < 0x80:  # nearly all, and a cohort has many
+            out.append(number)
         else:
-            _put_uint(out, gap)
-            _put_uint(out, length)
-        end = stop
+            _put_uint(out, number)
 
 
 def _take_seats(record: bytes, at: int) -> tuple[tuple[int, ...], int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -236,10 +237,10 @@ class Cohort:
     def _groups(self, open_round: Round) -> list[list[Seat]]:
         """Who trains side by side: everybody who was invited and will answer, by ranks. The same
         after a crash, with any number of workers, and one by one."""
-        size = group_size(open_round.target, self._engine.at_once)
+        size, drops = group_size(open_round.target, self._engine.at_once), self._drops
         groups: dict[int, list[Seat]] = {}
-        for seat, rank in sorted(open_round.invited.items(), key=lambda pair: pair[1]):
-            if not self._falls_out(open_round, seat):
+        for seat, rank in sorted(open_round.invited.items(), key=itemgetter(1)):
+            if drops is None or not self._falls_out(open_round, seat):
                 groups.setdefault(rank // size, []).append(seat)
         return list(groups.values())
 
@@ -252,6 +253,8 @@ class Cohort:
     def _answering(self, open_round: Round) -> Iterator[Seat]:
         """Waiting seats that will not fall out. Who falls out of a later block says so when its
         turn comes, and is not trained meanwhile."""
+        if self._drops is None:
+            return iter(open_round.waiting)
         return (seat for seat in open_round.waiting if not self._falls_out(open_round, seat))
 
     def _falls_out(self, open_round: Round, seat: Seat) -> bool:
@@ -316,8 +319,8 @@ def group_size(target: int, most: int) -> int:
     """Sites side by side in a round of `target`: an even number of groups of nearly one size, so
     that two cores have as much to do.
 
-    >>> [group_size(target, 64) for target in (1, 10, 100, 1000)]
-    [1, 5, 50, 63]
+    >>> [group_size(target, 50) for target in (1, 10, 100, 150, 1000)]
+    [1, 5, 50, 38, 50]
     """
     count = max(-(-target // most), 2)
     return max(1, -(-target // (count + count % 2)))

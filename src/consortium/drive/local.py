@@ -103,7 +103,7 @@ class LocalWork:
             self._prepared(site, base, variate, state)
             for site, state in zip(sites, states, strict=True)
         ]
-        for made, _ in prepared:
+        for made, _ in prepared if self.plan.has_scored_sums else ():
             with suppress(QualityError):  # training finds it too, and says so
                 made.scores = self._base_scores(made.site, base)
         here, shared = [made.site for made, _ in prepared], self.layout.unflatten(base)

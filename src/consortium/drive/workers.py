@@ -18,8 +18,10 @@ import gc
 import json
 import mmap
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections import deque
@@ -56,6 +58,7 @@ _AHEAD = 2  # jobs a worker: one that it does, one that waits for it
 _AHEAD_BYTES = 32_768  # of such a waiting job: what a socket takes although nobody reads it
 _MOST_SLOTS, _SLOTS_BYTES = 32, 64 << 20  # results that wait for earlier ones to be taken
 _EVALUATED_AT_ONCE = 16  # small sites: a message costs more than one of them
+_LOOKED_FOR_S = 0.002  # a message, before somebody sleeps until it comes: see `_look_for`
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
@@ -100,6 +103,7 @@ class WorkerEngine:
         self._records: dict[Seat, int] = {}  # of each site, once it has trained
         self._workers: list[_Worker] = []
         self._helps = local.at_once > 1  # this process does jobs, too
+        self._looks = self._helps and workers <= default_workers()  # each has a core of its own
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else each child would have our unwritten text, and write it too
         try:
@@ -130,7 +134,9 @@ class WorkerEngine:
             records: list[int] = reply["records"]
             self._records.update(zip((job.seats[at] for at in job.wanted), records, strict=True))
             rows = self._rows[slot].reshape(self._local.at_once, -1)[: len(records)]
-            failures = [Failure(code) if code else None for code in reply["failures"]]
+            failures = list[Failure | None]([None] * len(records))
+            for at, code in reply["failed"]:
+                failures[at] = Failure(code)
             both = both or [None] * (2 * len(records))
             states, packed = both[: len(records)], both[len(records) :]
             made = rows, records, reply["weights"], states, failures, packed
@@ -268,6 +274,8 @@ class WorkerEngine:
         for pipe in pipes if is_one else wait(list(pipes), timeout_s):
             assert isinstance(pipe, Connection)
             try:
+                if is_one and self._looks:
+                    _look_for(pipe)
                 reply, kept = _unpacked(pipe.recv_bytes())
             except (EOFError, OSError):
                 raise _death() from None
@@ -321,6 +329,8 @@ class WorkerEngine:
     def _serve(self, pipe: Connection) -> None:
         while True:
             try:
+                if self._looks:
+                    _look_for(pipe)
                 job, state = _unpacked(pipe.recv_bytes())
             except EOFError:
                 return
@@ -350,13 +360,13 @@ class WorkerEngine:
         variate = self._models[1] if job["variate"] else None
         slot = self._rows[job["slot"]].reshape(self._local.at_once, -1)
         whole = self._local.train_some(seats, number, model, variate, states, slot[: len(seats)])
-        made = whole.at(job["wanted"])
+        made = whole if job["wanted"] is None else whole.at(job["wanted"])
         if not np.may_share_memory(made.rows, slot):
             slot[: len(made)] = made.rows
         told = {
             "records": list(made.records),
             "weights": list(made.weights),
-            "failures": [0 if failure is None else int(failure) for failure in made.failures],
+            "failed": [(at, int(code)) for at, code in enumerate(made.failures) if code],
             "summed": self._summed(made, job),
         }
         both = [*made.states, *made.packed]
@@ -380,9 +390,10 @@ def _give_way() -> None:
 
 
 def _job(asked: Job, order: dict[str, Any], slot: int) -> dict[str, Any]:
-    """A job as a worker is told of it."""
-    wanted = {"wanted": list(asked.wanted), "first_of_block": asked.first_of_block}
-    return {**order, **wanted, "slot": slot, "seats": list(asked.seats)}
+    """A job as a worker is told of it: in few words, because both sides wait for them."""
+    wanted = list(asked.wanted) if asked.wanted != list(range(len(asked.seats))) else None
+    which = {"wanted": wanted, "first_of_block": asked.first_of_block}
+    return {**order, **which, "slot": slot, "seats": list(asked.seats)}
 
 
 def _lengths(parts: Sequence[bytes | None]) -> list[int]:
@@ -416,6 +427,16 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], memoryview]:
     """The message, and the states behind it: they may be long, so they are not copied here."""
     end = data.index(b"\0")
     return json.loads(data[:end]), memoryview(data)[end + 1 :]
+
+
+def _look_for(pipe: Connection) -> None:
+    """Return when there is something to read, or after a while. Who sleeps is woken some 50 µs
+    after a message is there: of a round of small models that is a part that counts."""
+    known = select.poll()
+    known.register(pipe.fileno(), select.POLLIN)
+    end = time.perf_counter() + _LOOKED_FOR_S
+    while not known.poll(0) and time.perf_counter() < end:
+        pass
 
 
 def _death() -> InternalError:

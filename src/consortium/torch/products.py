@@ -27,6 +27,7 @@ from torch import Tensor
 
 _ROWS_FIRST, _AS_IT_IS, _ON_ITS_SIDE = 101, 111, 112  # CblasRowMajor, CblasNoTrans, CblasTrans
 _FLOAT_BYTES = 4
+_SHORT = 16  # rows
 _LOADING = threading.Lock()  # the environment is everybody's
 _KERNELS = "SkylakeX"  # OpenBLAS does not know every processor with AVX-512, and has these for all
 
@@ -65,7 +66,9 @@ def product_with_one(left: Tensor, right: Tensor) -> Tensor:
         made = torch.empty((*left.shape[:2], right.shape[1]), dtype=left.dtype)
         rows = left.shape[0] * left.shape[1]
         flat, out = left.view(1, rows, left.shape[2]), made.view(1, rows, made.shape[2])
-        if blas.multiply(out, flat, right.unsqueeze(0), 0.0, 1.0):
+        # The library is slow with a short matrix on its side, and to turn it over takes no time.
+        one = right.contiguous() if len(right) <= _SHORT else right
+        if blas.multiply(out, flat, one.unsqueeze(0), 0.0, 1.0):
             return made
     return left @ right
 

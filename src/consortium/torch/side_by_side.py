@@ -40,7 +40,9 @@ class Group:
         self._form, self._training = form, training
         known = {n: _batch_sizes(form, n, training.batch_size) for n in {m.count for m in members}}
         sizes = [known[member.count] for member in members]
-        order = sorted(range(len(members)), key=lambda at: -len(sizes[at]))
+        order = list(range(len(members)))
+        if len(known) > 1:
+            order.sort(key=lambda at: -len(sizes[at]))
         self.order = order  # places of the members, those with most steps first
         self._members = [members[at] for at in order]
         self._sizes = [sizes[at] for at in order]
@@ -83,23 +85,26 @@ class Group:
     def _batches(self, epochs: int) -> Iterator[tuple[Tensor, Tensor, Batch]]:
         """Every step's records, (k, n, ...) of those sites that still have some."""
         rows, counts = self._orders(epochs)
-        steps, most, start = len(counts), rows.shape[2], 0
+        (members, steps, most), start = rows.shape, 0
         record_bytes = 8 + self._inputs[0].numel() * self._inputs.element_size()
-        before: tuple[npt.NDArray[Any], Batch, int] | None = None
+        here = None if counts is not None else (_full_batch(members, most, self._form.dtype), most)
+        before: npt.NDArray[Any] | None = None
         while start < steps:
-            active = int(np.count_nonzero(counts[start]))
+            active = members if counts is None else int(np.count_nonzero(counts[start]))
             stop = min(steps, start + max(1, _GATHERED_BYTES // (record_bytes * active * most)))
-            here = rows[:active, start:stop].swapaxes(0, 1)
-            flat = torch.from_numpy(here.reshape(-1))
+            places = rows[:active, start:stop].swapaxes(0, 1)
+            flat = torch.from_numpy(places.reshape(-1))
             inputs = self._inputs.index_select(0, flat)
-            inputs = inputs.reshape(*here.shape, *self._inputs.shape[1:])
+            inputs = inputs.reshape(*places.shape, *self._inputs.shape[1:])
             targets = self._targets.index_select(0, flat)
-            targets = targets.reshape(*here.shape, *self._targets.shape[1:])
+            targets = targets.reshape(*places.shape, *self._targets.shape[1:])
             for at, x, y in zip(range(start, stop), inputs.unbind(), targets.unbind(), strict=True):
-                if before is None or not np.array_equal(before[0], counts[at]):
-                    before = (counts[at], *self._batch(counts[at], most))
-                _, batch, n = before
-                if (batch.k, n) == here.shape[1:]:  # a view takes time too
+                if counts is not None and (before is None or (before != counts[at]).any()):
+                    before = counts[at]
+                    here = self._batch(before, most)
+                assert here is not None
+                batch, n = here
+                if (batch.k, n) == places.shape[1:]:  # a view takes time too
                     yield x, y, batch
                 else:
                     yield x[: batch.k, :n], y[: batch.k, :n], batch
@@ -110,18 +115,16 @@ class Group:
         k, n = int(np.count_nonzero(counts)), self._form.batch
         if counts.max() > n:  # at all of them at once
             n = most
-        if k == len(counts) and counts.min() == n:
+        if counts[:k].min() == n:
             return _full_batch(k, n, self._form.dtype), n
         here, sizes = tuple(counts[:k].tolist()), torch.from_numpy(counts[:k]).to(self._form.dtype)
-        if min(here) == n:
-            return Batch(here, sizes, None, torch.ones((), dtype=sizes.dtype) / n), n
         is_real = np.arange(n)[None, :] < counts[:k, None]
         real = torch.from_numpy(is_real).to(self._form.dtype)
         return Batch(here, sizes, real, real / sizes.unsqueeze(1)), n
 
-    def _orders(self, epochs: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    def _orders(self, epochs: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Rows of all inputs by (site, step, place in the batch); and how many of them count, by
-        (step, site). Places that do not count have a row of the same site."""
+        (step, site), or None if all do. Places that do not count have a row of the same site."""
         _, largest = self._form.joined or (0, 0)
         most = max(self._form.batch, largest)
         steps, members = epochs * len(self._sizes[0]), len(self._members)
@@ -129,8 +132,7 @@ class Group:
         orders = [member.drawn_order() for member in self._members for _ in range(epochs)]
         if all(min(sizes) == most and len(sizes) * epochs == steps for sizes in self._forms):
             drawn = np.concatenate(orders)
-            rows = drawn.reshape(members, steps, most) + np.array(starts)[:, None, None]
-            return rows, np.full((steps, members), most)
+            return drawn.reshape(members, steps, most) + np.array(starts)[:, None, None], None
         rows, counts = np.empty((members, steps, most), np.int64), np.zeros((steps, members), int)
         for at, sizes in enumerate(self._sizes):
             own, each = orders[at * epochs : (at + 1) * epochs], sizes * epochs

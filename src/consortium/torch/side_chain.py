@@ -81,11 +81,12 @@ def loss_gradient(kind: Outputs, outputs: Tensor, targets: Tensor, batch: Batch)
     width = 1
     if kind is Outputs.CLASSES and outputs.shape[-1] == 2:
         # Of two classes it is the sigmoid of their difference, which takes half of the time.
-        apart = torch.sub(outputs[..., 1], outputs[..., 0])
+        zero, one = outputs.unbind(-1)
+        apart = torch.sub(one, zero)
         second = torch.sigmoid(apart).sub_(targets.reshape(apart.shape))
-        second.add_(apart - apart)  # nothing, or what is not finite: it must not be hidden
-        found = torch.stack((-second, second), -1)
-    elif kind is Outputs.CLASSES:
+        second.add_(apart.sub_(apart))  # nothing, or what is not finite: it must not be hidden
+        return second.unsqueeze(-1) * batch.opposed
+    if kind is Outputs.CLASSES:
         # Torch's own softmax takes several times as long for rows of a few numbers.
         found = (outputs - outputs.amax(-1, keepdim=True)).exp_()
         found.div_(found.sum(-1, keepdim=True))

@@ -8,7 +8,7 @@ and get no gradient. Only BatchNorm, which looks across records, must know which
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -31,10 +31,18 @@ class Batch:
     sizes: Tensor  # (k,), the same as numbers
     real: Tensor | None  # (k, n), one or zero; None: all count
     shares: Tensor  # of a record in its site's mean: (k, n) with zeros, or one for all
+    _found: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def k(self) -> int:
         return len(self.counts)
+
+    @property
+    def opposed(self) -> Tensor:
+        """(..., 2): minus a record's share, and its share, as two classes get it."""
+        if "opposed" not in self._found:
+            self._found["opposed"] = torch.stack((-self.shares, self.shares), -1)
+        return self._found["opposed"]
 
 
 class SideLayer(Protocol):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consortium.aggregate.block import BLOCK
 from consortium.errors import QualityError, UsageError
 from consortium.tasks import AUTO, LOOP, Pace, Site, Trained, TrainedTogether
 from consortium.torch.batches import TensorRecords, joined_sizes
@@ -38,7 +39,7 @@ BATCHED, FUSED = "batched", "fused"
 ENGINES = (LOOP, BATCHED, FUSED)
 # Numbers in a model up to which many are trained at once: above, one fills a core by itself.
 _SMALL = 300_000
-_AT_ONCE, _AT_ONCE_NUMBERS = 64, 8 << 20
+_AT_ONCE, _AT_ONCE_NUMBERS = BLOCK, 8 << 20  # sites, and numbers of all of them
 _WIDE = 64  # columns that a first layer of its own width gets at least: one group, and not four
 
 Alone = Callable[[Site, int], Trained]  # train at one site with this seed
