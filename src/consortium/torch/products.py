@@ -45,10 +45,11 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def sum_and_product(bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """bias (k, 1, b) + left @ right."""
     blas = _blas()
-    if blas is not None:
-        made = torch.empty((len(left), left.shape[1], right.shape[2]), dtype=left.dtype)
-        if blas.multiply(made, left, right, 0.0, 1.0):
-            return made.add_(bias)
+    if blas is not None and left.dtype is torch.float32:
+        k, rows, columns = len(left), left.shape[1], right.shape[2]
+        made = bias.expand(k, rows, columns).clone(memory_format=torch.contiguous_format)
+        if blas.multiply(made, left, right, 1.0, 1.0):
+            return made
     return torch.baddbmm(bias, left, right)
 
 

@@ -146,8 +146,9 @@ class Group:
 @lru_cache(maxsize=64)
 def _full_batch(k: int, n: int, dtype: torch.dtype) -> Batch:
     """A step of k sites with n records each: most steps are the same one."""
-    share = torch.ones((), dtype=dtype) / n
-    return Batch((n,) * k, torch.full((k,), n, dtype=dtype), None, share)
+    with torch.inference_mode(False):  # it is kept for others, who may ask torch for gradients
+        share = torch.ones((), dtype=dtype) / n
+        return Batch((n,) * k, torch.full((k,), n, dtype=dtype), None, share)
 
 
 def _batch_sizes(form: GroupForm, records: int, batch_size: int) -> list[int]:

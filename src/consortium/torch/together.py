@@ -213,8 +213,10 @@ class _Together:
         drawn = {} if is_ours else {at: deepcopy(m.site.rng) for at, m in self.members.items()}
         try:
             kind = PrivateGroup if self.is_private else Group
-            group = kind(self.form, list(self.members.values()), shared)
-            made.put_group(list(self.members), group, group.train(self.steps), self.members)
+            with torch.inference_mode(is_ours):  # gradients by hand: nothing to watch for torch
+                group = kind(self.form, list(self.members.values()), shared)
+                steps = group.train(self.steps)
+            made.put_group(list(self.members), group, steps, self.members)
         except Exception:  # the user's own code or loss under vmap: each alone says more
             if is_ours:
                 raise
