@@ -150,10 +150,11 @@ class Scene:
         rng = Random(seed)
         for _ in range(tries):
             few = rng.sample(self.stories(self.honest[0]), 3)
-            stories = {
-                site: rng.choice([*set(few) & set(self.stories(site))] or self.stories(site))
-                for site in self.honest
-            }
+            stories = {}
+            for site in self.honest:
+                known = self.stories(site)
+                # In the order of a list: that of a set is another one in every process.
+                stories[site] = rng.choice([one for one in few if one in known] or known)
             for site in rng.sample(self.honest, len(self.honest)) * 2:
                 yield stories
                 tried = [{**stories, site: one} for one in self.stories(site)]
