@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from benchmarks.report import Line, main
+from consortium.aggregate.block import BLOCK
 from consortium.core import facts as f
 from consortium.core import inputs as i
 from consortium.core.codec import decode, encode
@@ -26,7 +27,6 @@ from consortium.ledger.merkle import leaf_hash
 from consortium.store.memory import MemoryLog
 
 SITES = 10_000
-BLOCK = 64
 CLOSED_ROUNDS = 300
 
 

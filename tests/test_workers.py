@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ from consortium.core.ids import Seat
 from consortium.drive import simulate as simulate_module
 from consortium.drive.engine import LocalEngine, Training, Trial, begin, jobs_of
 from consortium.drive.simulate import Options, Run, simulate
-from consortium.drive.workers import _MOST_SLOTS, WorkerEngine, default_workers
+from consortium.drive.workers import (
+    _LOOKED_FOR_S,
+    _MOST_SLOTS,
+    WorkerEngine,
+    _look_for,
+    default_workers,
+)
 from consortium.errors import (
     ConsortiumError,
     InternalError,
@@ -475,13 +482,27 @@ def test_states_of_any_size_pass_both_ways(size: int) -> None:
 
 
 def test_a_block_is_added_up_by_who_trains_its_first_site() -> None:
-    """Groups of 50 among ranks 0 to 149; blocks are of 64."""
+    """Groups of 40 among ranks 0 to 149; blocks are of 50."""
     ranks = {seat: seat - 1 for seat in seats(150)}
-    groups = [seats(150)[at : at + 50] for at in (0, 50, 100)]
+    groups = [seats(150)[at : at + 40] for at in (0, 40, 80, 120)]
     work = replace(training(), groups=groups, ranks=ranks)
-    assert [job.first_of_block for job in jobs_of(seats(150), work, 50)] == [0, 14, 28]
-    assert [job.first_of_block for job in jobs_of(seats(150)[20:60], work, 50)] == [0, None]
-    assert jobs_of(seats(150), replace(work, ranks={}), 50)[0].first_of_block is None
+    assert [job.first_of_block for job in jobs_of(seats(150), work, 40)] == [0, 10, 20, None]
+    assert [job.first_of_block for job in jobs_of(seats(150)[20:50], work, 40)] == [0, None]
+    assert jobs_of(seats(150), replace(work, ranks={}), 40)[0].first_of_block is None
+
+
+def test_a_message_is_looked_for_and_not_for_long() -> None:
+    ours, theirs = Pipe()
+    begun = time.perf_counter()
+    _look_for(ours)  # nobody writes
+    assert _LOOKED_FOR_S <= time.perf_counter() - begun < HANG_S
+    theirs.send_bytes(b"here")
+    _look_for(ours)
+    assert ours.recv_bytes() == b"here"
+    theirs.close()
+    _look_for(ours)  # nobody will write any more
+    with pytest.raises(EOFError):
+        ours.recv_bytes()
 
 
 def test_what_a_task_does_to_its_input_stays_in_its_process() -> None:

@@ -113,6 +113,19 @@ def test_matrices_that_do_not_fit_together_are_an_error() -> None:
 def test_float64_is_as_exact_as_ever() -> None:
     left, right = drawn(4, 10, 64).double(), drawn(4, 64, 128, seed=1).double()
     assert torch.equal(product(left, right), torch.bmm(left, right))
+    bias = drawn(4, 1, 128, seed=2).double()
+    assert torch.equal(sum_and_product(bias, left, right), torch.baddbmm(bias, left, right))
+
+
+@pytest.mark.usefixtures("_library")
+def test_a_bias_stays_as_it_is() -> None:
+    """Also of one row, of which a copy could be the bias itself."""
+    for rows in (1, 10):
+        left, right, bias = drawn(4, rows, 64), drawn(4, 64, 8, seed=1), drawn(4, 1, 8, seed=2)
+        before = bias.clone()
+        found = sum_and_product(bias, left, right)
+        assert torch.equal(bias, before)
+        torch.testing.assert_close(found, torch.baddbmm(bias, left, right))
 
 
 @pytest.mark.usefixtures("_library")

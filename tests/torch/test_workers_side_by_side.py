@@ -15,7 +15,7 @@ import pytest
 
 from consortium.core.ids import Seat
 from consortium.drive.engine import LocalEngine, SimulatedSite, Training, Trial, begin
-from consortium.drive.workers import WorkerEngine
+from consortium.drive.workers import WorkerEngine, default_workers
 from consortium.errors import InternalError, LabelError
 from consortium.plan import Plan
 from tests.test_workers import children, nothing_left_behind
@@ -66,6 +66,14 @@ def test_one_less_is_forked_and_results_are_those_of_one_process(workers: int) -
                     assert list(mine.records) == list(theirs.records)
             trial = Trial(3, training(loop).base, lambda seat: None)
             assert list(engine.evaluate(SEATS, trial)) == list(loop.evaluate(SEATS, trial))
+
+
+def test_nobody_looks_for_messages_where_processes_share_a_core() -> None:
+    """Who looks would keep the one from working that is looked for."""
+    cores = default_workers()
+    for workers, looks in ((cores, True), (cores + 1, False)):
+        with engines(workers) as (_, engine):
+            assert engine._looks is looks
 
 
 @pytest.mark.parametrize("taken", [0, 1, 2, 5])

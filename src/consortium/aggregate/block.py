@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from consortium.errors import InternalError
 
-BLOCK = 50  # people ask for 50, 100 or 1,000 sites: then a group that trains together is a block
+BLOCK = 50  # people ask for 100 or 1,000 sites: of small models, fifty of them train together
 _AT_ONCE = 1 << 18  # numbers that are multiplied at once
 Total = npt.NDArray[np.float64]
 

@@ -391,8 +391,9 @@ def _give_way() -> None:
 
 def _job(asked: Job, order: dict[str, Any], slot: int) -> dict[str, Any]:
     """A job as a worker is told of it: in few words, because both sides wait for them."""
-    wanted = list(asked.wanted) if asked.wanted != list(range(len(asked.seats))) else None
-    which = {"wanted": wanted, "first_of_block": asked.first_of_block}
+    wanted = list(asked.wanted)
+    is_whole = wanted == list(range(len(asked.seats)))
+    which = {"wanted": None if is_whole else wanted, "first_of_block": asked.first_of_block}
     return {**order, **which, "slot": slot, "seats": list(asked.seats)}
 
 

@@ -41,7 +41,8 @@ class Batch:
     def opposed(self) -> Tensor:
         """(..., 2): minus a record's share, and its share, as two classes get it."""
         if "opposed" not in self._found:
-            self._found["opposed"] = torch.stack((-self.shares, self.shares), -1)
+            with torch.inference_mode(False):  # a batch may be kept for others
+                self._found["opposed"] = torch.stack((-self.shares, self.shares), -1)
         return self._found["opposed"]
 
 
