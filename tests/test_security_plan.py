@@ -157,6 +157,23 @@ def test_what_does_not_go_together_is_refused(text: str, says: str, hint: str) -
     assert says in caught.value.message and hint in caught.value.hint
 
 
+def test_all_that_masks_need_is_told_at_once() -> None:
+    with pytest.raises(ImpossiblePlanError, match="the most sites") as caught:
+        parse_plan(f"{MASKS}[evaluation]\nbound = 20.0\n[federation]\nquorum = 7\n")
+    first, *others = caught.value.hint.splitlines()
+    assert first.startswith("target = 7")
+    assert [line.partition(": ")[0] for line in others] == [
+        "also, strategy.clip",
+        "also, strategy.weight",
+        "also, evaluation.gate",
+    ]
+    mended = (
+        "[federation]\nquorum = 7\n[selection]\ntarget = 7\n[strategy]\nclip = 1.0\n"
+        'weight = "uniform"\n[evaluation]\nbound = 20.0\ngate = false\n'
+    )
+    assert parse_plan(mended + MASKS).is_masked
+
+
 def test_noised_scores_under_masks_are_something_that_this_version_does_not_have() -> None:
     """Each site's noise on its counts is one release of its own: nothing that is summed without
     being charged leaves a site."""

@@ -6,6 +6,7 @@ starts: it must never promise what the plan does not do.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from consortium.plan.asynchronous import asynchronous_problems
@@ -24,18 +25,20 @@ if TYPE_CHECKING:
 
 
 def problems(plan: Plan) -> list[Problem]:
-    """Every impossible combination in the plan; an empty list when it can be kept."""
-    return [
-        *_sizes(plan),
-        *_times(plan),
-        *_choices(plan),
-        *_stopping(plan),
-        *security_problems(plan),  # first: under masks the remedies of others would not help
-        *privacy_problems(plan),  # then: it settles keys that nobody has written
-        *strategy_problems(plan),
-        *asynchronous_problems(plan),
-        *compression_problems(plan),
-    ]
+    """Impossible combinations in the plan, of the first kind that there is: with those gone, others
+    may be gone, too, or have other remedies. An empty list when it can be kept."""
+    kinds: tuple[Callable[[Plan], list[Problem]], ...] = (
+        _sizes,
+        _times,
+        _choices,
+        _stopping,
+        security_problems,  # first: under masks the remedies of others would not help
+        privacy_problems,  # then: it settles keys that nobody has written
+        strategy_problems,
+        asynchronous_problems,
+        compression_problems,
+    )
+    return next((found for kind in kinds if (found := kind(plan))), [])
 
 
 def _sizes(plan: Plan) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from consortium.errors import ImpossiblePlanError, PlanError
@@ -15,3 +16,10 @@ class Problem:
     message: str
     remedy: str
     kind: type[PlanError] = ImpossiblePlanError
+
+
+def remedies(found: Sequence[Problem]) -> str:
+    """That of the first, and a line for each of the others: to mend a plan once is enough."""
+    first, *others = found
+    also = [f"also, {'.'.join(one.key)}: {one.remedy}" for one in others]
+    return "\n".join([first.remedy, *also])

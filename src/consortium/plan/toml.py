@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from consortium.errors import (
     WrongTypeError,
 )
 from consortium.plan.check import problems
-from consortium.plan.problem import Problem
+from consortium.plan.problem import Problem, remedies
 from consortium.plan.values import Plan
 
 MAX_PLAN_BYTES = 1 << 20
@@ -70,7 +71,7 @@ def plan_of(values: dict[str, Any], source: Source) -> Plan:
     plan = typed(values, source)
     found = problems(plan)
     if found:
-        raise source.problem(found[0])
+        raise source.problem(found)
     return plan
 
 
@@ -159,8 +160,10 @@ class Source:
     text: str
     name: str
 
-    def problem(self, found: Problem) -> PlanError:
-        return self.error(found.kind, found.key, found.message, found.remedy)
+    def problem(self, found: Sequence[Problem]) -> PlanError:
+        """The first, with the remedies of all."""
+        first = found[0]
+        return self.error(first.kind, first.key, first.message, remedies(found))
 
     def error(self, kind: type[PlanError], key: Key, message: str, hint: str) -> PlanError:
         place = self._find(key) or (self._find(key[:1]) if len(key) > 1 else None)

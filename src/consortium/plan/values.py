@@ -34,6 +34,7 @@ from consortium.plan.check import guarantees, problems
 from consortium.plan.compression import CompressionSection
 from consortium.plan.privacy import BOUNDED_METRIC, PrivacySection
 from consortium.plan.private import settled_evaluation, settled_strategy
+from consortium.plan.problem import remedies
 from consortium.plan.scores import score_bounds
 from consortium.plan.section import Count as _Count
 from consortium.plan.section import Duration as _Duration
@@ -264,9 +265,10 @@ class Plan(_Section):
         return self
 
     def check(self) -> None:
-        """Raise the first impossible combination, with a remedy, if there is one."""
-        for problem in problems(self):
-            raise problem.kind(problem.message, hint=problem.remedy)
+        """Raise the first impossible combination, with remedies, if there is one."""
+        found = problems(self)
+        if found:
+            raise found[0].kind(found[0].message, hint=remedies(found))
 
     def guarantees(self) -> list[str]:
         """What this plan protects, and what it does not, in sentences for people."""
