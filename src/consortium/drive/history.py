@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from consortium.core import facts as f
 from consortium.core.terms import Metric, Terms
+from consortium.drive.absences import Absences
 
 
 @dataclass(slots=True)
@@ -61,9 +62,12 @@ class History:
         self.finished: str = ""
         self._terms: Terms | None = None
         self._is_buffered = False
+        self._absences = Absences()
 
     def add(self, fact: f.Fact) -> RoundRecord | None:
         """Record one fact; the round's record when this fact ended it."""
+        for seat, lacking in self._absences.add(fact):
+            self._lose(seat, f"{lacking} in time")
         match fact:
             case f.PlanAdopted():
                 self._terms, self._is_buffered = fact.terms, False
