@@ -16,6 +16,7 @@ from consortium.core.tables import Stage
 from consortium.crypto.recipes import SigningKey
 from consortium.errors import (
     AlreadySubmittedError,
+    PolicyError,
     RestoredBackupError,
     SignatureError,
     StoreFailedError,
@@ -27,6 +28,7 @@ from consortium.plan.values import Plan
 from consortium.site.events import Kind
 from consortium.site.policy import Policy
 from consortium.site.report import add_to_report
+from consortium.site.troubles import noted
 from consortium.site.worker import Worker
 from consortium.wire.messages import Signature
 from tests.site.homes import SCORED, SEAT, TARGET, other_study
@@ -221,6 +223,21 @@ def test_policy_declines(scene: Scene) -> None:
     assert scene.listener.ask()
     assert (scene.state.stage, scene.state.failure) == (Stage.REPORTING, Failure.POLICY)
     assert scene.situation.duty is None
+
+
+def test_what_the_policy_forbids_is_a_trouble_until_it_allows_it(scene: Scene) -> None:
+    """`consortium site status` tells it: a site that declines every round looks idle else."""
+    scene.approve()
+    Policy(min_sites=100).write(scene.lab.home.policy_file)
+    scene.invite(scene.train())
+    assert scene.listener.ask()
+    (trouble,) = noted(scene.lab.home)
+    assert (trouble.code, trouble.round) == (PolicyError.code, 1)
+    assert "min_sites" in trouble.text or "100" in trouble.text
+    Policy().write(scene.lab.home.policy_file)
+    scene.invite(scene.train(2))
+    assert scene.listener.ask()
+    assert noted(scene.lab.home) == []
 
 
 def test_policy_that_became_stricter_ends_the_round_and_says_so(scene: Scene) -> None:

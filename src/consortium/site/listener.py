@@ -66,7 +66,7 @@ class Listener:
         self._report_due = self._renew_due = 0.0
         self._is_connected = self._is_settled = False
         self._unmoved: s.RoundSettled | None = None  # settled in the log, not yet on the disk
-        self._secret = Notice(tools.home, "others")
+        self._forbidden, self._secret = Notice(tools.home, "policy"), Notice(tools.home, "others")
         self._declined = 0  # a round that this site will not go on with, because of the others
         self._told_early = 0  # a round whose end was told before our update was made
 
@@ -324,8 +324,11 @@ class Listener:
             *policy.objections(study.plan, study.layout, study.reported),
         ]
         if objections:
+            error = PolicyError(objections[0])
+            self._forbidden.write(error, tools.clock.now_ms(), round=duty.round)
             self._decline(duty, Failure.POLICY, objections[0])
             return False
+        self._forbidden.remove()
         # A round that was begun goes on: requirements are for who begins one.
         is_new = duty.round > tools.machine.state.round
         conditions = study.plan.terms(study.lock.metrics).conditions

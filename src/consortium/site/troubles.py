@@ -13,8 +13,9 @@ from consortium.site.home import SiteHome
 from consortium.store.files import write_durably
 
 # What can be wrong at the same time, each with a file of its own: the way to the coordinator,
-# its log, the agent's own work, the task, the site's privacy budget.
-SORTS = ("way", "log", "work", "task", "budget", "others")
+# its log, the agent's own work, the task, the site's privacy budget, what its policy forbids, who
+# else is in a secret sum.
+SORTS = ("way", "log", "work", "task", "budget", "policy", "others")
 
 
 @dataclass(frozen=True, slots=True)
