@@ -134,6 +134,7 @@ def first(kind: type[Any], log: list[f.Fact] = STORY) -> tuple[int, Any]:
         (f.ModelPublished, {"model": digest("forged")}),
         (f.Judged, {"candidate": (9.0, 9.0)}),
         (f.Judged, {"outcome": f.Outcome.KEPT}),
+        (f.Judged, {"is_improvement": False}),
         (f.RoundClosed, {"members": ()}),
         (f.CohortTrained, {"seats": ()}),
         (f.FederationFounded, {"federation": ""}),

@@ -294,8 +294,12 @@ def _aggregated(state: Federation, open_round: Round, fact: f.Aggregated) -> boo
 
 
 def _judged(state: Federation, open_round: Round, fact: f.Judged) -> bool:
-    """The evidence is what the members reported."""
-    return (fact.samples, fact.candidate, fact.base) == means(open_round)
+    """The evidence is what the members reported. Better is what is better."""
+    terms = state.terms
+    assert terms is not None
+    is_better = fact.outcome is f.Outcome.ACCEPTED and improves(state, terms, fact.candidate)
+    evidence = fact.samples, fact.candidate, fact.base
+    return evidence == means(open_round) and fact.is_improvement is is_better
 
 
 def _published(state: Federation, open_round: Round, fact: f.ModelPublished) -> bool:
