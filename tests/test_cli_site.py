@@ -154,6 +154,35 @@ def test_without_a_terminal_nothing_is_approved(small: Small) -> None:
     assert site.command("site", "leave", "--yes").returncode == 0
 
 
+def test_a_policy_that_refuses_the_study_comes_with_what_to_type(small: Small) -> None:
+    home, data = small.folder / "strict", small.folder / "strict.csv"
+    data.write_text("x\n1\n")
+    arguments = ["join", invited(small, "strict"), "--data", str(data), "--no-start"]
+
+    def join() -> str:
+        done = subprocess.run(
+            [*CONSORTIUM, *arguments, "--home", str(home)],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "site approve" in join()
+    site = Site("strict", home, data, Process([], small.folder / "none"))
+    assert site.command("site", "policy", "--set", "may_leave=scores").returncode == 0
+    told = join()
+    assert "policy refuses this study" in told and "site approve" not in told
+    remedy = next(line.split() for line in told.splitlines() if "site policy --home" in line)
+    shown = site.command("site", "review").stderr
+    assert "policy refuses this study: consortium site policy --set may_leave=" in shown
+    done = subprocess.run([*CONSORTIUM, *remedy[1:]], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "site approve" in join()
+
+
 def test_hash_of_another_task_approves_nothing(small: Small) -> None:
     home, data = small.folder / "other", small.folder / "other.csv"
     data.write_text("x\n1\n")

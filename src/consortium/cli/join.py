@@ -131,7 +131,7 @@ def _study(home: SiteHome, *, is_patient: bool) -> ReviewedStudy | None:
 
 def _look_at(home: SiteHome, study: ReviewedStudy, approve: str | None) -> None:
     """Show the study; approve it if somebody says so."""
-    from consortium.cli.site_review import approve_study, is_approved, show_review
+    from consortium.cli.site_review import approve_study, is_approved, remedy_of, show_review
     from consortium.site.policy import read_policy
 
     if is_approved(home, study):
@@ -143,6 +143,8 @@ def _look_at(home: SiteHome, study: ReviewedStudy, approve: str | None) -> None:
         return
     if not is_free:
         say("the site's policy refuses this study: it will not run here")
+        where = f"consortium site policy --home {home.path}"
+        say(f"    {remedy_of(home, study).replace('consortium site policy', where)}")
     elif approve is not None:
         approve_study(home, study, approve)
     elif sys.stdin.isatty() and not Voice.json:

@@ -53,13 +53,15 @@ def review(
         if show is not None:
             data(file_text(study, show))
             return
-        show_review(found, study)
+        is_free = show_review(found, study)
         approved = (study.task_hash, study.plan_digest) in machine.state.approved
         task = study.task_hash.hex()
         if approved:
             say("\napproved here; consortium site withdraw takes it back")
-        else:
+        elif is_free:
             say(f"\nnobody has approved it: consortium site approve --task {task}")
+        if not is_free:
+            say(f"\nthe site's policy refuses this study: {remedy_of(found, study)}")
         told = {"task": task, "plan": study.plan_digest.hex(), "approved": approved}
         envelope("site review", told)
 
