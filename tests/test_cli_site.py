@@ -41,6 +41,17 @@ def invited(small: Small, name: str) -> str:
     return token
 
 
+def quietly(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command without a terminal."""
+    return subprocess.run(
+        [*CONSORTIUM, *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+
+
 class Terminal:
     """A person at a terminal of 80 columns."""
 
@@ -126,13 +137,7 @@ def test_without_a_terminal_nothing_is_approved(small: Small) -> None:
     home, data = small.folder / "quiet", small.folder / "quiet.csv"
     data.write_text("x\n1\n")
     arguments = ["join", invited(small, "quiet"), "--data", str(data), "--no-start"]
-    done = subprocess.run(
-        [*CONSORTIUM, "--json", *arguments, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    done = quietly("--json", *arguments, "--home", str(home))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["data"]
     assert (told["site"], told["federation"]) == ("quiet", "small")
@@ -142,13 +147,7 @@ def test_without_a_terminal_nothing_is_approved(small: Small) -> None:
     shown = site.command("site", "review", "--show", "task.py")
     assert "co.numpy_task" in shown.stdout
     assert site.command("site", "review", "--show", "other.py").returncode == 2
-    again = subprocess.run(
-        [*CONSORTIUM, *arguments, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    again = quietly(*arguments, "--home", str(home))
     assert again.returncode == 0
     assert "is already in small" in again.stderr
     assert site.command("site", "leave", "--yes").returncode == 0
@@ -160,13 +159,7 @@ def test_a_policy_that_refuses_the_study_comes_with_what_to_type(small: Small) -
     arguments = ["join", invited(small, "strict"), "--data", str(data), "--no-start"]
 
     def join() -> str:
-        done = subprocess.run(
-            [*CONSORTIUM, *arguments, "--home", str(home)],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=60,
-        )
+        done = quietly(*arguments, "--home", str(home))
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -178,7 +171,7 @@ def test_a_policy_that_refuses_the_study_comes_with_what_to_type(small: Small) -
     remedy = next(line.split() for line in told.splitlines() if "site policy --home" in line)
     shown = site.command("site", "review").stderr
     assert "policy refuses this study: consortium site policy --set may_leave=" in shown
-    done = subprocess.run([*CONSORTIUM, *remedy[1:]], capture_output=True, text=True, timeout=60)
+    done = quietly(*remedy[1:])
     assert done.returncode == 0, done.stderr
     assert "site approve" in join()
 
@@ -187,13 +180,7 @@ def test_hash_of_another_task_approves_nothing(small: Small) -> None:
     home, data = small.folder / "other", small.folder / "other.csv"
     data.write_text("x\n1\n")
     arguments = ["join", invited(small, "other"), "--data", str(data), "--approve", "0" * 64]
-    done = subprocess.run(
-        [*CONSORTIUM, *arguments, "--home", str(home)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-    )
+    done = quietly(*arguments, "--home", str(home))
     assert done.returncode == 5
     assert "E0312" in done.stderr
     site = Site("other", home, data, Process([], small.folder / "none"))
