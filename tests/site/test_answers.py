@@ -29,6 +29,7 @@ from tests.site.scene import NOW_MS, Log, Scene, opened
 from tests.site.small_coordinator import Heard
 
 ROUTE = ("POST", "/v1/rounds/1/update")
+RECEIPT = ("GET", "/v1/rounds/1/receipt")
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_update_that_had_arrived_is_heard_though_it_is_refused_now(
     method, path = refused
     place = path or f"/v1/uploads/{work.update.hex()}"
     scene.small.routes[method, place] = lambda _: (409, {"code": "E0303", "detail": "over"})
-    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    scene.small.routes[RECEIPT] = lambda _: (200, reply)
     Answers(scene.tools, lambda: None).give(work)
     assert scene.state.stage is Stage.SENT
     assert scene.lab.home.receipt(1) == reply["proof"]
@@ -152,7 +153,7 @@ def test_receipt_for_another_update_does_not_keep_a_refused_one(scene: Scene) ->
     work = spooled(scene)
     reply = receipt(scene.log, Digest(b"\2" * 32))
     scene.small.routes[ROUTE] = lambda _: (409, {"code": "E0304", "detail": "no"})
-    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    scene.small.routes[RECEIPT] = lambda _: (200, reply)
     Answers(scene.tools, lambda: None).give(work)
     assert scene.state.stage is Stage.IDLE
     assert scene.lab.home.receipt(1) is None
@@ -161,7 +162,7 @@ def test_receipt_for_another_update_does_not_keep_a_refused_one(scene: Scene) ->
 def test_refused_update_is_kept_until_it_is_known_whether_it_had_arrived(scene: Scene) -> None:
     work = spooled(scene)
     scene.small.routes[ROUTE] = lambda _: (409, {"code": "E0303", "detail": "over"})
-    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (503, {})
+    scene.small.routes[RECEIPT] = lambda _: (503, {})
     with pytest.raises(UnreachableError):
         Answers(scene.tools, lambda: None).give(work)
     assert scene.state.stage is Stage.SENDING
@@ -227,13 +228,59 @@ def test_hold_stops_an_upload_between_two_chunks(scene: Scene) -> None:
     assert scene.state.stage is Stage.SENDING  # it may go on after `resume`
 
 
+def test_lost_receipt_is_fetched_before_the_round_is_over_here(scene: Scene) -> None:
+    """Others were enough to end the round, while this site's disk was full: with the next
+    invitation nothing would ask for it any more."""
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    scene.small.routes[RECEIPT] = lambda _: (200, reply)
+    scene.says["settled"] = {"round": 1, "is_counted": True}
+    scene.invite(scene.train(2))
+    assert scene.listener.ask()
+    assert scene.lab.home.receipt(1) == reply["proof"]
+    assert (scene.state.round, scene.state.unsettled) == (2, 0)
+
+
+def test_round_is_not_over_here_while_nobody_can_be_asked_for_the_receipt(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    scene.small.routes[RECEIPT] = lambda _: (503, {})
+    scene.says["settled"] = {"round": 1, "is_counted": True}
+    with pytest.raises(UnreachableError):
+        scene.listener.ask()
+    assert scene.state.unsettled == 1
+    scene.small.routes[RECEIPT] = lambda _: (200, reply)
+    assert scene.listener.ask()
+    assert scene.lab.home.receipt(1) == reply["proof"]
+    assert scene.state.unsettled == 0
+
+
+def test_update_that_never_arrived_has_no_receipt_and_its_round_ends(scene: Scene) -> None:
+    spooled(scene)
+    scene.small.routes[RECEIPT] = lambda _: (409, {"code": "E0302", "detail": "nothing was sent"})
+    scene.says["settled"] = {"round": 1, "is_counted": False}
+    assert scene.listener.ask()
+    assert scene.lab.home.receipt(1) is None
+    assert scene.state.unsettled == 0
+
+
+def test_receipt_that_is_here_is_not_asked_for(scene: Scene) -> None:
+    work = spooled(scene)
+    reply = receipt(scene.log, work.update)
+    scene.small.routes[ROUTE] = lambda _: (200, reply)
+    Answers(scene.tools, lambda: None).give(work)
+    scene.says["settled"] = {"round": 1, "is_counted": True}
+    assert scene.listener.ask()
+    assert not [heard for heard in scene.small.heard if heard.path.endswith("/receipt")]
+
+
 def test_lost_receipt_is_fetched_before_the_score_is_told(scene: Scene) -> None:
     work, model = spooled(scene), Digest(b"\3" * 32)
     reply = receipt(scene.log, work.update)
     feed = scene.tools.machine.feed
     feed(p.Asked(d.Evaluate(1, SEAT, model, model, 0, NOW_MS + 9), NOW_MS))
     feed(p.Scored(1, 4, (1.0,), (2.0,), NOW_MS))
-    scene.small.routes["GET", "/v1/rounds/1/receipt"] = lambda _: (200, reply)
+    scene.small.routes[RECEIPT] = lambda _: (200, reply)
     scene.small.routes["POST", "/v1/rounds/1/score"] = lambda _: (200, {})
     owed = scene.tools.machine.owed()
     assert isinstance(owed, p.SendScore)

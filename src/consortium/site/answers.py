@@ -10,25 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from consortium.core import participant as p
-from consortium.core.codec import decode
-from consortium.core.facts import Failure, UpdateReceived
-from consortium.drive.directory import SIGNER_NAME
+from consortium.core.facts import Failure
 from consortium.errors import (
     ConsortiumError,
     CorruptStoreError,
     MissingBlobError,
     NotNeededError,
     OnHoldError,
-    ProofError,
     Refusal,
+    StoreFailedError,
     TooLargeError,
     UnreachableError,
     UpdateError,
-    WitnessError,
 )
-from consortium.ledger.notary import origin_of
-from consortium.ledger.note import Verifier
-from consortium.ledger.proof import read_proof, verify_proof
 from consortium.model import digest_of
 from consortium.site.events import Event, Kind
 from consortium.site.tools import Tools
@@ -120,8 +114,8 @@ class Answers:
     def _has_receipt(self, work: p.SendUpdate) -> bool:
         """A coordinator that was killed may have the update, and refuse it the second time."""
         try:
-            self._fetch_receipt(work)
-        except UnreachableError:
+            self._tools.receipts.fetch(work.round, work.update)
+        except (UnreachableError, StoreFailedError):
             raise
         except ConsortiumError:
             return False
@@ -146,39 +140,15 @@ class Answers:
         )
         body = Submission(update=work.update.hex(), size_bytes=size)
         request = self._once(work, f"/v1/rounds/{number}/update", body, number)
-        self._keep_receipt(work, tools.client.send(request, ReceiptReply))
+        reply = tools.client.send(request, ReceiptReply)
+        tools.receipts.keep(number, update, reply, self._seen_size)
         text = f"round {number}: sent {size:,} bytes; the receipt is kept"
         return Event(Kind.SENT, text, number)
 
-    def _keep_receipt(self, work: p.SendUpdate, reply: ReceiptReply) -> None:
-        """The proof must lead from our update to a root that the log's key has signed."""
-        held, proof = self._tools.home.enrolment, read_proof(reply.proof)
-        log_key = Verifier(SIGNER_NAME, bytes.fromhex(held.log_key))
-        checkpoint = verify_proof(proof, origin_of(held.federation), [log_key])
-        if checkpoint.size < self._seen_size:
-            raise WitnessError("the receipt is of a shorter log than the one that was seen here")
-        fact = decode(proof.record)
-        told = isinstance(fact, UpdateReceived) and (fact.round, fact.update)
-        if told != (work.round, work.update):
-            raise ProofError("the receipt is for another update")
-        self._tools.home.keep_receipt(work.round, reply.proof)
-
-    def _make_up_for_a_lost_receipt(self, number: int) -> None:
-        """Who is asked to try the candidate is in it: the log has the update, whether its
-        receipt arrived here or not."""
-        tools, update = self._tools, self._tools.machine.state.update
-        if update is not None and tools.home.receipt(number) is None:
-            self._fetch_receipt(p.SendUpdate(number, update))
-
-    def _fetch_receipt(self, work: p.SendUpdate) -> None:
-        tools, path = self._tools, f"/v1/rounds/{work.round}/receipt"
-        self._seen_size = tools.machine.state.seen_size
-        reply = tools.client.call("GET", path, reply=ReceiptReply, round=work.round)
-        self._keep_receipt(work, reply)
-
     def _send_score(self, work: p.SendScore) -> Event:
         score = work.score
-        self._make_up_for_a_lost_receipt(score.round)
+        # Who is asked to try the candidate is in it, so the log has the update.
+        self._tools.receipts.make_up_for_a_lost_one(score.round)
         body = ScoreNote(
             model=score.model.hex(),
             samples=score.samples,
@@ -208,11 +178,11 @@ class Answers:
                 route, what = "shares", "its seeds in shares, sealed for the others"
                 body = secrets.shares(number, work.session)
             case p.SendConsent():
-                self._make_up_for_a_lost_receipt(number)
+                self._tools.receipts.make_up_for_a_lost_one(number)
                 route, what = "consent", "its signature on who is in the sum"
                 body = secrets.consent(number, work.split)
             case p.SendAnswer():
-                self._make_up_for_a_lost_receipt(number)
+                self._tools.receipts.make_up_for_a_lost_one(number)
                 route, what = "answer", "its shares of the others: the sum can be read"
                 body = secrets.answer(number, work.split)
         data = body.model_dump_json().encode()

@@ -24,6 +24,8 @@ from consortium.errors import (
     PolicyError,
     PrivacyBudgetExceededError,
     RestoredBackupError,
+    StoreFailedError,
+    UnreachableError,
     VerificationError,
     WireError,
     WrongRoundError,
@@ -216,6 +218,7 @@ class Listener:
         """Whether the machine knows it now, or has no use for it: then the coordinator is asked
         again, should there be one."""
         tools, now_ms = self._tools, self._tools.clock.now_ms()
+        self._look_for_the_receipt(told.round)
         facts = tools.machine.feed(p.Settled(told.round, told.is_counted, now_ms))
         self._told_early = 0 if facts else told.round
         if told.round == tools.machine.state.round:
@@ -228,6 +231,15 @@ class Listener:
             tools.tell(Event(Kind.SETTLED, text, fact.round))
         self._move_states()
         return tools.machine.state.unsettled != told.round
+
+    def _look_for_the_receipt(self, number: int) -> None:
+        """Before the round is over for this site as well: then nothing asks for it any more."""
+        try:
+            self._tools.receipts.make_up_for_a_lost_one(number)
+        except (UnreachableError, StoreFailedError):
+            raise  # the end is told again
+        except ConsortiumError:
+            pass  # it has not arrived there, or nobody can prove that it has
 
     def _move_states(self) -> None:
         """Do what the log says of what this site keeps. A disk may fail at it: the log has no

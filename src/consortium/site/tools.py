@@ -12,6 +12,7 @@ from consortium.site.clock import SharedClock
 from consortium.site.events import Event, Kind, OnEvent, OnWork
 from consortium.site.home import SiteHome
 from consortium.site.machine import Machine
+from consortium.site.receipts import Receipts
 from consortium.site.review import ReviewedStudy
 from consortium.site.secret_sums import SecretSums
 from consortium.site.studies import NewestModel, Studies
@@ -37,6 +38,11 @@ class Tools:
     progress: OnWork
     stop: threading.Event = field(default_factory=threading.Event)
     wake: threading.Event = field(default_factory=threading.Event)  # there may be work to do
+    receipts: Receipts = field(init=False)
+
+    def __post_init__(self) -> None:
+        receipts = Receipts(self.home, self.machine, self.client)
+        object.__setattr__(self, "receipts", receipts)
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from consortium.core.ids import Digest, Seat
 from consortium.drive import states
 from consortium.errors import StoreFailedError
 from consortium.site import home
-from consortium.site.answers import Answers
 from consortium.site.machine import STREAM, Machine
+from consortium.site.receipts import Receipts
 from consortium.store.files import write_durably
 from consortium.wire.messages import ReceiptReply, Submission
 
@@ -70,17 +70,19 @@ def _deaf_machine() -> None:
 
 def _receipt_after_the_fact() -> None:
     """The log says that a receipt is kept before it is, and nobody makes up for a lost one."""
-    keep = Answers._keep_receipt
+    keep = Receipts.keep
 
-    def forget(self: Answers, number: int) -> None:
+    def forget(self: Receipts, number: int) -> None:
         return None
 
-    def early(self: Answers, work: p.SendUpdate, reply: ReceiptReply) -> None:
-        self._tools.machine.feed(p.Heard(work, self._tools.clock.now_ms()))
-        keep(self, work, reply)
+    def early(
+        self: Receipts, number: int, update: Digest, reply: ReceiptReply, seen_size: int
+    ) -> None:
+        self._machine.feed(p.Heard(p.SendUpdate(number, update), self._machine.clock.now_ms()))
+        keep(self, number, update, reply, seen_size)
 
-    _replace(Answers, "_keep_receipt", early)
-    _replace(Answers, "_make_up_for_a_lost_receipt", forget)
+    _replace(Receipts, "keep", early)
+    _replace(Receipts, "make_up_for_a_lost_one", forget)
 
 
 def _state_at_once() -> None:
