@@ -117,28 +117,6 @@ def test_end_of_the_round_is_asked_for_while_it_is_trained(scene: Scene) -> None
     assert scene.asked()["have"] == "first"
 
 
-def test_secrets_that_a_failing_disk_has_kept_go_with_the_next_answer(scene: Scene) -> None:
-    """The last round is settled, and its seeds were not removed: no other round would do it."""
-    left = scene.lab.home.path / "secrets" / "round-1.seeds"
-    left.parent.mkdir(mode=0o700)
-    left.write_bytes(b"sealed")
-    assert scene.listener.ask()
-    assert not left.exists()
-
-
-def test_secrets_stay_while_a_round_is_not_over(scene: Scene) -> None:
-    left = scene.lab.home.path / "secrets" / "round-1.seeds"
-    left.parent.mkdir(mode=0o700)
-    left.write_bytes(b"sealed")
-    scene.approve()
-    scene.invite(scene.train())
-    assert scene.listener.ask()
-    assert scene.state.stage is Stage.TRAINING and left.exists()
-    scene.tools.machine.feed(p.Trained(1, MODEL, None, 9, NOW_MS))
-    assert scene.listener.ask()
-    assert scene.state.unsettled == 1 and left.exists()
-
-
 @pytest.mark.parametrize("is_keyed", [True, False])
 def test_seeds_of_a_round_that_failed_early_go_when_its_end_is_told(
     scene: Scene, is_keyed: bool

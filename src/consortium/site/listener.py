@@ -194,19 +194,9 @@ class Listener:
         is_settled = answer.settled is None or self._settle(answer.settled)
         self._note_model(answer)
         is_taken = self._take_invitation(answer.invitation) and is_settled
-        self._forget_old_secrets()
         situation.is_finished = answer.is_finished and is_taken
         self._tools.wake.set()
         return is_taken
-
-    def _forget_old_secrets(self) -> None:
-        """A disk that failed when they were to go may have kept them: nothing else would remove
-        those of the last round. They are of use until the round of an update is settled."""
-        with self._tools.machine.lock:
-            state = self._tools.machine.state
-            is_over = not state.unsettled and state.stage not in _IN_ROUND
-        if is_over:
-            self._tools.secrets.forget()
 
     # ---- the coordinator's log ------------------------------------------------------
 

@@ -82,11 +82,10 @@ class RoundSecrets:
         if not self._folder.exists():
             return
         with suppress(OSError):  # what stays is removed the next time
-            left = [p for p in self._folder.iterdir() if not p.name.startswith(f"round-{but}.")]
-            for path in left:
-                path.unlink()
-            if left:
-                sync_folder(self._folder)
+            for path in self._folder.iterdir():
+                if not path.name.startswith(f"round-{but}."):
+                    path.unlink()
+            sync_folder(self._folder)
 
     def _make_folder(self) -> None:
         try:
