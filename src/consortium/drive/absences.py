@@ -20,13 +20,6 @@ _HEARD = (
     m.ConsentReceived,
     m.AnswerReceived,
 )
-# What is waited for once this is on record.
-_THEN: dict[type[object], str] = {
-    m.KeysClosed: "no shares",
-    m.SharesClosed: "no update",
-    f.RoundClosed: "no signature",
-    m.ConsentsClosed: "no answer",
-}
 
 
 class Absences:
@@ -55,12 +48,14 @@ class Absences:
             self._heard.add(fact.seat)
         elif isinstance(fact, f.SiteDropped | f.UpdateRejected | f.SiteDeparted):
             self._awaited.discard(fact.seat)  # it said why, or was told
-        elif isinstance(fact, m.KeysClosed | m.SharesClosed):
-            return self._closed(fact, fact.seats)
+        elif isinstance(fact, m.KeysClosed):
+            return self._closed(fact.seats, "no shares")
+        elif isinstance(fact, m.SharesClosed):
+            return self._closed(fact.seats, "no update")
         elif isinstance(fact, f.RoundClosed):
-            return self._closed(fact, fact.members)
+            return self._closed(fact.members, "no signature")
         elif isinstance(fact, m.ConsentsClosed):
-            self._wait_for(self._awaited, _THEN[m.ConsentsClosed])
+            self._wait_for(self._awaited, "no answer")
         elif isinstance(fact, m.AnswersClosed):
             self._wait_for((), "")
         elif isinstance(fact, f.RoundFailed):
@@ -69,10 +64,10 @@ class Absences:
             return found
         return []
 
-    def _closed(self, fact: object, seats: Iterable[Seat]) -> list[tuple[Seat, str]]:
-        """These go on."""
+    def _closed(self, seats: Iterable[Seat], lacking: str) -> list[tuple[Seat, str]]:
+        """These go on, and something else is waited for."""
         found = self._missing()
-        self._wait_for(seats, _THEN[type(fact)])
+        self._wait_for(seats, lacking)
         return found
 
     def _wait_for(self, seats: Iterable[Seat], lacking: str) -> None:

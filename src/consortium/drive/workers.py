@@ -431,7 +431,7 @@ def _unpacked(data: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 def _look_for(pipe: Connection) -> None:
-    """Return when there is something to read, or after a while. Who sleeps is woken some 50 µs
+    """Return when there is something to read, or after a while. Who sleeps is woken some time
     after a message is there: of a round of small models that is a part that counts."""
     known = select.poll()
     known.register(pipe.fileno(), select.POLLIN)
